@@ -1,0 +1,252 @@
+"""How to find heads and neurons in a live model: one small declarative ArchitectureSpec a family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rheostat.cost import CostTable, check_cost_model
+from rheostat.errors import OptionError, UnsupportedModelError
+from rheostat.subnet import LayerShape, ModelShape
+
+
+@dataclass(frozen=True)
+class SubLayerSpec:
+    """Where the units of one kind live in a layer; paths are relative to the layer.
+
+    Attributes:
+        body: The module that is skipped when no unit is left; it maps (B, S, E) to the input of ``output``.
+        inputs: Linear modules whose output rows belong to units, in stored order.
+        output: The linear module whose input columns belong to units: the one gate point.
+        records_attention: Whether ``body`` returns ``(context, attention weights)``.
+    """
+
+    body: str
+    inputs: tuple[str, ...]
+    output: str
+    records_attention: bool = False
+
+
+@dataclass(frozen=True)
+class ArchitectureSpec:
+    """One family of models, by its exact ``config.model_type``.
+
+    Attributes:
+        model_types: The model types of the family.
+        layers: Path of the list of layers inside ``model.base_model``.
+        attention: The head sub-layer.
+        feed_forward: The neuron sub-layer.
+    """
+
+    model_types: tuple[str, ...]
+    layers: str
+    attention: SubLayerSpec
+    feed_forward: SubLayerSpec
+
+    def layer_list(self, model: nn.Module) -> nn.ModuleList:
+        """Return the live list of layers."""
+        layers = model.base_model.get_submodule(self.layers)  # type: ignore[union-attr]
+        if not isinstance(layers, nn.ModuleList):
+            raise UnsupportedModelError(
+                f"{self.layers} must be a ModuleList; got {type(layers).__name__}. {_KNOWN_HINT}"
+            )
+        return layers
+
+    def sub_layers(self) -> tuple[SubLayerSpec, SubLayerSpec]:
+        """Return the specs of heads and neurons."""
+        return self.attention, self.feed_forward
+
+    def shape(self, model: nn.Module) -> ModelShape:
+        """Return the sizes of a live full-size model, read off its weights and checked against its config.
+
+        Raises:
+            UnsupportedModelError: the live modules are not what this spec describes.
+        """
+        config: Any = model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers = []
+        for i, layer in enumerate(self.layer_list(model)):
+            head_width = self._checked_width(layer, i, self.attention, config.hidden_size)
+            neurons = self._checked_width(layer, i, self.feed_forward, config.hidden_size)
+            if head_width != config.num_attention_heads * head_dim or neurons != config.intermediate_size:
+                raise UnsupportedModelError(
+                    f"layer {i} must have {config.num_attention_heads} heads x {head_dim} and "
+                    f"{config.intermediate_size} neurons as its config says; got widths {head_width} and {neurons}. "
+                    "Load a materialized folder with rheostat.load"
+                )
+            layers.append(LayerShape(config.num_attention_heads, neurons))
+        return ModelShape(config.hidden_size, head_dim, tuple(layers))
+
+    @staticmethod
+    def _checked_width(layer: nn.Module, index: int, spec: SubLayerSpec, hidden_size: int) -> int:
+        """Return the width between the inputs and the output of one sub-layer."""
+        try:
+            *inputs, output = (linear_at(layer, path) for path in (*spec.inputs, spec.output))
+        except AttributeError as error:
+            raise UnsupportedModelError(f"layer {index} must have {spec.inputs} and {spec.output}: {error}") from None
+        widths = {linear.out_features for linear in inputs} | {output.in_features}
+        if len(widths) != 1 or output.out_features != hidden_size:
+            raise UnsupportedModelError(f"layer {index} must have inputs and output of one width; got {sorted(widths)}")
+        return widths.pop()
+
+    def costs(self, name: str, shape: ModelShape, model: nn.Module, sequence_length: int) -> CostTable:
+        """Return the cost table of a cost model.
+
+        MACs of a sequence of S tokens: a head ``S * (4*E*D + 2*S*D)``, a neuron ``S * 2*E``; embedding projection
+        and tagging heads count every token, pooler and classifier count once.
+
+        Args:
+            name: ``macs`` or ``heads``.
+            shape: The sizes that :meth:`shape` returned.
+            model: The live model, for what can't be removed.
+            sequence_length: S in tokens.
+        """
+        if check_cost_model(name) == "heads":
+            return CostTable.heads(shape)
+        if isinstance(sequence_length, bool) or not isinstance(sequence_length, int) or sequence_length < 1:
+            raise OptionError(
+                f"sequence_length must be a whole number of tokens, 1 or more; got {sequence_length!r}. "
+                "Pass the usual length of your texts, for example 128"
+            )
+        S, E, D, L = sequence_length, shape.hidden_size, shape.head_dim, len(shape.layers)
+        fixed = _fixed_macs(model, self.layer_list(model), S)
+        return CostTable("macs", S, (S * (4 * E * D + 2 * S * D),) * L, (S * 2 * E,) * L, fixed)
+
+    def params(self, shape: ModelShape, model: nn.Module) -> CostTable:
+        """Return parameters in closed form, as a cost table named ``params``; tied parameters count once."""
+        layers = self.layer_list(model)
+        per_head = tuple(self._unit_params(layer, self.attention) * shape.head_dim for layer in layers)
+        per_neuron = tuple(self._unit_params(layer, self.feed_forward) for layer in layers)
+        removable = sum(
+            heads * sizes.num_attention_heads + neurons * sizes.intermediate_size
+            for heads, neurons, sizes in zip(per_head, per_neuron, shape.layers, strict=True)
+        )
+        return CostTable("params", None, per_head, per_neuron, sum(p.numel() for p in model.parameters()) - removable)
+
+    @staticmethod
+    def _unit_params(layer: nn.Module, spec: SubLayerSpec) -> int:
+        """Return the parameters of one row of the inputs and one column of the output."""
+        inputs = [linear_at(layer, path) for path in spec.inputs]
+        rows = sum(linear.in_features + (linear.bias is not None) for linear in inputs)
+        return rows + linear_at(layer, spec.output).out_features
+
+
+def linear_at(layer: nn.Module, path: str) -> nn.Linear:
+    """Return the linear module of a layer at ``path``.
+
+    Raises:
+        UnsupportedModelError: it is not exactly ``torch.nn.Linear``: a quantised or adapter-wrapped layer would be
+            sliced wrongly.
+    """
+    module = layer.get_submodule(path)
+    if type(module) is not nn.Linear:
+        raise UnsupportedModelError(
+            f"{path} must be torch.nn.Linear; got {type(module).__name__}. "
+            "Merge adapters and use an unquantised model (quantise after export)"
+        )
+    return module
+
+
+# Modules outside the layers that see one vector a sequence rather than one a token.
+_ONCE_A_SEQUENCE = ("pooler", "classifier", "summary")
+
+
+def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -> int:
+    """Return the MACs of all linear modules outside the layers, for one sequence."""
+    inside = {id(module) for module in layers.modules()}
+    tags_tokens = type(model).__name__.endswith(("ForTokenClassification", "ForMaskedLM", "ForQuestionAnswering"))
+    total = 0
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and id(module) not in inside:
+            once = any(part in _ONCE_A_SEQUENCE for part in name.split(".")) and not (
+                tags_tokens and not name.split(".")[-2:][0].startswith("pooler")
+            )
+            total += module.in_features * module.out_features * (1 if once else sequence_length)
+    return total
+
+
+BERT_LAYOUT = ArchitectureSpec(
+    model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
+    layers="encoder.layer",
+    attention=SubLayerSpec(
+        body="attention.self",
+        inputs=("attention.self.query", "attention.self.key", "attention.self.value"),
+        output="attention.output.dense",
+        records_attention=True,
+    ),
+    feed_forward=SubLayerSpec(body="intermediate", inputs=("intermediate.dense",), output="output.dense"),
+)
+
+_REGISTRY: dict[str, ArchitectureSpec] = {}
+
+
+def register(spec: ArchitectureSpec) -> ArchitectureSpec:
+    """Add a family.
+
+    Raises:
+        OptionError: one of its model types is taken.
+    """
+    taken = [name for name in spec.model_types if name in _REGISTRY]
+    if taken:
+        raise OptionError(f"model types must be registered once; got {taken!r} again. Change the spec's model_types")
+    _REGISTRY.update(dict.fromkeys(spec.model_types, spec))
+    return spec
+
+
+register(BERT_LAYOUT)
+
+# Families that never fit, with the reason; everything else unknown just gets the list of known ones.
+_REFUSED: dict[str, str] = {
+    "albert": "its layers share one set of weights, so nothing can be removed from one layer alone",
+    "t5": "encoder-decoder models are not supported",
+    "bart": "encoder-decoder models are not supported",
+}
+
+
+def known_model_types() -> tuple[str, ...]:
+    """Return every registered ``config.model_type``, sorted."""
+    return tuple(sorted(_REGISTRY))
+
+
+_KNOWN_HINT = "Use a model of a known family, or describe yours with an ArchitectureSpec"
+
+
+def check_model_type(config: Any) -> ArchitectureSpec:
+    """Return the spec for a config, before any weights are loaded.
+
+    Raises:
+        UnsupportedModelError: unknown or refused family, a decoder, or a config that lists pruned heads.
+    """
+    model_type = getattr(config, "model_type", None)
+    known = ", ".join(known_model_types())
+    if model_type in _REFUSED or getattr(config, "is_encoder_decoder", False):
+        reason = _REFUSED.get(str(model_type), "encoder-decoder models are not supported")
+        raise UnsupportedModelError(f"model type must be one of {known}; got {model_type!r}: {reason}")
+    if model_type not in _REGISTRY:
+        raise UnsupportedModelError(f"model type must be one of {known}; got {model_type!r}. {_KNOWN_HINT}")
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise UnsupportedModelError(f"{model_type} must be an encoder; got is_decoder=True. Load it as an encoder")
+    # transformers 5 keeps the field and builds every head: silently another model than the one that was saved.
+    pruned = getattr(config, "pruned_heads", None)
+    if pruned:
+        raise UnsupportedModelError(
+            f"config.pruned_heads must be empty; got {pruned!r}: transformers 5 ignores it and builds every head. "
+            "Load and save the model with transformers 4 without pruned heads, or use the checkpoint before pruning"
+        )
+    return _REGISTRY[model_type]
+
+
+def find_spec(model: nn.Module) -> ArchitectureSpec:
+    """Return the spec for a live model.
+
+    Raises:
+        UnsupportedModelError: see :func:`check_model_type`; or not a Hugging Face model.
+    """
+    if not hasattr(model, "config") or not hasattr(model, "base_model"):
+        raise UnsupportedModelError(
+            f"model must be a Hugging Face PreTrainedModel; got {type(model).__name__}. "
+            "Load one with transformers.AutoModelForSequenceClassification.from_pretrained"
+        )
+    return check_model_type(model.config)

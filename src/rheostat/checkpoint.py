@@ -1,0 +1,208 @@
+"""Checkpoint folders: atomic writes, a versioned JSON manifest, and named damage. No torch, nothing pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rheostat.errors import CheckpointError
+
+MANIFEST = "rheostat.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint knows besides weights and units.
+
+    Attributes:
+        task: ``single-label``, ``multi-label`` or ``regression``; None where it was never set.
+        labels: Label names in the order of the logits.
+        max_length: Longest input in tokens.
+        trained_budgets: Smallest and largest budget seen in training; None before any.
+        evaluation: One record an operating point, as :mod:`rheostat.quality` writes them.
+        training: How it was trained: data, seed, epochs, seconds of every stage.
+    """
+
+    task: str | None = None
+    labels: tuple[str, ...] = ()
+    max_length: int | None = None
+    trained_budgets: tuple[float, float] | None = None
+    evaluation: tuple[dict[str, Any], ...] = ()
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {
+            "task": self.task,
+            "labels": list(self.labels),
+            "max_length": self.max_length,
+            "trained_budgets": None if self.trained_budgets is None else list(self.trained_budgets),
+            "evaluation": list(self.evaluation),
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> CheckpointInfo:
+        """Return the info that ``to_json`` wrote."""
+        budgets = record["trained_budgets"]
+        return cls(
+            task=record["task"],
+            labels=tuple(record["labels"]),
+            max_length=record["max_length"],
+            trained_budgets=None if budgets is None else (float(budgets[0]), float(budgets[1])),
+            evaluation=tuple(record["evaluation"]),
+            training=dict(record["training"]),
+        )
+
+
+def library_version() -> str:
+    """Return the installed version of rheostat, or ``unknown`` in a bare source tree."""
+    try:
+        return version("rheostat")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@contextmanager
+def replacing_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside ``target`` that takes its place when the block ends without an error.
+
+    A crash leaves the old folder or the new one: the new one is complete before the old one is moved aside, and
+    :func:`existing_folder` finds the old one again if the crash fell between the two moves.
+
+    Raises:
+        CheckpointError: ``target`` exists and is not a checkpoint folder, so replacing it could lose something.
+    """
+    final = Path(target)
+    check_replaceable(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    new = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.new")
+    new.mkdir()
+    try:
+        yield new
+        _flush_to_disk(new)
+        old = _aside(final)
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(final, old)
+        os.replace(new, final)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse to write over a file, or over a folder with something else in it.
+
+    Raises:
+        CheckpointError: ``target`` exists and is neither empty nor a rheostat folder.
+    """
+    if not target.exists():
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
+        raise CheckpointError(
+            f"output must be a new folder, an empty one or a rheostat checkpoint; got {str(target)!r}. "
+            "Choose another name, or move what is there"
+        )
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.old")
+
+
+def _flush_to_disk(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder at ``path``, or the one that a crash left beside it in the middle of a replacement.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    folder = Path(path)
+    if not folder.exists() and _aside(folder).is_dir():
+        os.replace(_aside(folder), folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"checkpoint must be a folder; got {str(folder)!r}, which does not exist. Check the path")
+    return folder
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Write the manifest last, with the size of every file beside it, so that damage can be named."""
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (MANIFEST, "README.md")
+    }
+    record = {"format_version": FORMAT_VERSION, "library_version": library_version(), **content, "files_bytes": files}
+    (folder / MANIFEST).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is a folder with a rheostat manifest."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder after checking its version and the size of every file it lists.
+
+    Raises:
+        CheckpointError: not a checkpoint, unreadable, of a newer format, or a file missing or cut short.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(
+            f"{str(folder)!r} must hold {MANIFEST}; it does not: not a rheostat checkpoint, or one cut off while it "
+            "was written. Train or save it again"
+        )
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found = record["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{MANIFEST} of {str(folder)!r} must be valid JSON with a format_version: {error}"
+        ) from None
+    if type(found) is not int or found > FORMAT_VERSION or found < 1:
+        raise CheckpointError(
+            f"format_version of {str(folder)!r} must be 1 to {FORMAT_VERSION}; got {found!r}, "
+            f"written by rheostat {record.get('library_version', 'unknown')}. Install that version or a newer one"
+        )
+    for name, size in record.get("files_bytes", {}).items():
+        actual = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if actual != size:
+            state = "is missing" if actual is None else f"has {actual} bytes: it was cut short or changed"
+            raise CheckpointError(
+                f"{name} of {str(folder)!r} must have {size} bytes; it {state}. Copy or save it again"
+            )
+    return dict(record)
+
+
+@contextmanager
+def naming_damage(folder: Path) -> Iterator[None]:
+    """Turn what a damaged manifest or weights file raises into one named error.
+
+    Raises:
+        CheckpointError: something in the folder is missing, of the wrong kind, or unreadable.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, RuntimeError) as error:
+        kind = type(error).__name__
+        raise CheckpointError(
+            f"{str(folder)!r} must be a complete checkpoint; {kind}: {error}. Save it again"
+        ) from error

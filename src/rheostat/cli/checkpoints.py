@@ -1,0 +1,164 @@
+"""`rheostat evaluate | materialize | predict | measure`: what one does with a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
+from rheostat.cli import options as shared
+from rheostat.errors import OptionError
+
+DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
+Folder = Annotated[str, typer.Argument(help="Folder of a checkpoint, or its Hub name.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: rheostat evaluate runs/agnews --data test.csv --budgets 1.0,0.5")(evaluate)
+    app.command(epilog="Example: rheostat materialize runs/agnews small --max-drop 0.5")(materialize)
+    app.command(epilog="Example: rheostat predict runs/agnews 'Oil prices fall' --budget 0.5")(predict)
+    app.command(epilog="Example: rheostat measure runs/agnews --budgets 1.0,0.5 --batch 1 --length 128")(measure)
+
+
+def evaluate(
+    folder: Folder,
+    data: shared.DataSource,
+    budgets: shared.Budgets = DEFAULT_GRID,
+    form: Annotated[str, typer.Option(help="sliced, gated or soft.")] = "sliced",
+    text_column: shared.TextColumn = "text",
+    text_pair_column: shared.TextPairColumn = None,
+    label_column: shared.LabelColumn = "label",
+    encoding: shared.Encoding = "utf-8",
+    delimiter: shared.Delimiter = None,
+    no_header: shared.NoHeader = False,
+    label_separator: shared.LabelSeparator = None,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval."""
+    asked = parse_budgets(budgets)
+    model = shared.load_budgeted(folder)
+    from rheostat import report
+    from rheostat.console import stderr, stdout
+    from rheostat.data import Collator, read_rows, tokenize
+    from rheostat.evaluation import evaluate_budgets
+    from rheostat.timing import operating_points
+
+    task = model.info.task or "single-label"
+    read = shared.read_options(
+        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator
+    )
+    rows, notes = read_rows(data, read)
+    for note in notes:
+        stderr.print(f"- {note}", markup=False)
+    if model.tokenizer is None:
+        raise OptionError(f"{folder!r} must hold a tokenizer to read texts; it does not. Save the checkpoint with one")
+    length = model.info.max_length or model.tokenizer.model_max_length
+    tokens = tokenize(rows, model.tokenizer, labels=model.info.labels, task=task, max_length=length)
+    stderr.print(f"- {tokens.note()}", markup=False)
+    form_chosen: Any = form
+    qualities = evaluate_budgets(model, tokens.dataset, Collator(model.tokenizer), asked, form=form_chosen)
+    points = operating_points(model, asked, qualities=qualities)
+    conditions = {"data": Path(data).name, "rows": len(tokens.dataset), "form": form}
+    if as_json:
+        shared.print_json(report.to_json(points, conditions))
+    else:
+        stdout.print(report.render_table(points, conditions))
+
+
+def materialize(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(help="Folder of the smaller model.")],
+    budget: shared.Budget = None,
+    max_drop: shared.MaxDrop = None,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Write a physically smaller model for one budget; load it with rheostat.load."""
+    model = shared.load_budgeted(folder)
+    from rheostat.console import stdout
+    from rheostat.timing import operating_points
+
+    chosen = shared.chosen_budget(model, budget, max_drop)
+    model.materialize(chosen).save_pretrained(out)
+    (point,) = operating_points(model, [chosen])
+    if as_json:
+        shared.print_json({"folder": str(out), **point.to_json()})
+        return
+    full = model.params_table().total(model.subnet(1.0))
+    stdout.print(
+        f"{out}: budget {chosen:g}, share {point.share:.4f}, {point.params:,} of {full:,} parameters, "
+        f"{point.kept_heads} heads, {point.kept_neurons} neurons",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def predict(
+    folder: Folder,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, one a line from stdin.")] = None,
+    budget: shared.Budget = None,
+    max_drop: shared.MaxDrop = None,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
+    shared.needs_training_extra()
+    import rheostat
+    from rheostat.model import BudgetedModel
+
+    lines = texts or [line.rstrip("\n") for line in sys.stdin]
+    model = rheostat.load(folder)
+    if isinstance(model, BudgetedModel):
+        default = 1.0 if budget is None and max_drop is None else budget
+        predictions = model.predict(lines, budget=shared.chosen_budget(model, default, max_drop))
+    elif budget is not None or max_drop is not None:
+        raise OptionError(f"{folder!r} is a materialized model of one size; --budget and --max-drop do not apply to it")
+    else:
+        predictions = model.predict(lines)
+    if as_json:
+        shared.print_json([{"text": text, **p.to_json()} for text, p in zip(lines, predictions, strict=True)])
+        return
+    for text, prediction in zip(lines, predictions, strict=True):
+        label = "|".join(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
+        typer.echo(f"{label}\t{prediction.score:.4f}\t{text}")
+
+
+def measure(
+    folder: Folder,
+    budgets: shared.Budgets = DEFAULT_GRID,
+    batch: shared.Batch = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens a row.")] = 64,
+    threads: shared.Threads = 1,
+    form: Annotated[str, typer.Option(help="materialized or sliced.")] = "materialized",
+    rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 7,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Time budgets against the full model: interleaved, with an A/A pair for the noise."""
+    asked = parse_budgets(budgets)
+    model = shared.load_budgeted(folder)
+    from rich.progress import Progress
+
+    from rheostat import report
+    from rheostat.console import stderr, stdout
+    from rheostat.timing import operating_points, time_budgets
+
+    with Progress(console=stderr, transient=True) as bar:
+        task = bar.add_task("Measuring")
+        table = time_budgets(
+            model,
+            asked,
+            batch=batch,
+            length=length,
+            threads=threads,
+            form=form,
+            rounds=rounds,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if as_json:
+        shared.print_json(table.to_json())
+    else:
+        stdout.print(
+            report.render_table(operating_points(model, asked, latency=table), report.latency_conditions(table))
+        )

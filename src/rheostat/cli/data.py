@@ -1,0 +1,48 @@
+"""`rheostat data`: what was understood of a labelled file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rheostat.cli import options as shared
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("data", epilog="Example: rheostat data reviews.csv --label-column stars")(describe_data)
+
+
+def describe_data(
+    source: Annotated[str, typer.Argument(help="File, folder of train/validation/test files, or Hub name.")],
+    model: Annotated[str | None, typer.Option(help="Count tokens with this model's tokenizer.")] = None,
+    text_column: shared.TextColumn = "text",
+    text_pair_column: shared.TextPairColumn = None,
+    label_column: shared.LabelColumn = "label",
+    encoding: shared.Encoding = "utf-8",
+    delimiter: shared.Delimiter = None,
+    no_header: shared.NoHeader = False,
+    task: shared.Task = None,
+    label_separator: shared.LabelSeparator = None,
+    seed: shared.Seed = 0,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Say what was understood of labelled texts, and what is odd about them, before anything is trained."""
+    shared.needs_training_extra()
+    from rheostat.console import stdout
+    from rheostat.data import describe
+
+    tokenizer: Any = None
+    if model is not None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    read = shared.read_options(
+        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, seed
+    )
+    report = describe(source, read, tokenizer)
+    if as_json:
+        shared.print_json(report.to_json())
+    else:
+        stdout.print(report.render())

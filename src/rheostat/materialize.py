@@ -1,0 +1,84 @@
+"""Make a physically smaller model: plain Hugging Face modules with smaller matrices, for one subnet."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
+from rheostat.forms import OutputBias, empty_body, kept_rows
+from rheostat.subnet import KINDS, Subnet
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def materialize(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet) -> ModuleT:
+    """Return a copy of ``model`` that holds only what ``subnet`` keeps; dtype, device and requires_grad stay.
+
+    ``model.config`` is copied unchanged: sizes a layer do not fit in it. A sub-layer without units becomes its
+    output bias (see :mod:`rheostat.forms`).
+    """
+    small = copy.deepcopy(model)
+    shrink(small, spec, subnet)
+    return small
+
+
+def shrink(model: nn.Module, spec: ArchitectureSpec, subnet: Subnet) -> None:
+    """Replace the linear layers of a full-size ``model``, in place, by those that ``subnet`` keeps."""
+    for i, layer in enumerate(spec.layer_list(model)):
+        for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
+            kept = subnet.kept(i, kind)
+            if len(kept) < subnet.shape.size(i, kind):
+                _shrink_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1)
+
+
+def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> None:
+    output = linear_at(layer, spec.output)
+    if len(kept) == 0:
+        layer.set_submodule(spec.body, empty_body(layer.get_submodule(spec.body), spec))
+        layer.set_submodule(spec.output, OutputBias(output.out_features, output.bias))
+        return
+    rows = kept_rows(kept, width, output.weight.device)
+    for path in spec.inputs:
+        linear = linear_at(layer, path)
+        layer.set_submodule(path, _smaller_linear(linear, linear.weight[rows], rows))
+    layer.set_submodule(spec.output, _smaller_linear(output, output.weight[:, rows], slice(None)))
+
+
+def _smaller_linear(linear: nn.Linear, weight: Tensor, rows: slice | Tensor) -> nn.Linear:
+    """Return a linear layer that owns contiguous copies of ``weight`` and of the kept rows of the bias."""
+    small = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
+    small.out_features, small.in_features = weight.shape
+    small.weight = _owned(weight, linear.weight.requires_grad)
+    if linear.bias is not None:
+        small.bias = _owned(linear.bias[rows], linear.bias.requires_grad)
+    return small.train(linear.training)
+
+
+def _owned(tensor: Tensor, requires_grad: bool) -> nn.Parameter:
+    copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(copied, requires_grad=requires_grad)
+
+
+@torch.no_grad()
+def fold_gates(model: ModuleT, spec: ArchitectureSpec, gates: Sequence[tuple[Tensor, Tensor]]) -> ModuleT:
+    """Return a full-size copy of ``model`` with soft gates folded into its output columns; for research.
+
+    ``W (g * x) + b = (W * g) x + b``: the columns of the attention output and second feed-forward projections are
+    scaled and biases stay as they are. Nothing is removed, so nothing gets faster.
+
+    Args:
+        model: The full model.
+        spec: Its architecture.
+        gates: For each layer the gates of the attention output (H * D,) and of the neurons (F,).
+    """
+    folded = copy.deepcopy(model)
+    for layer, pair in zip(spec.layer_list(folded), gates, strict=True):
+        for sub, gate in zip(spec.sub_layers(), pair, strict=True):
+            weight = linear_at(layer, sub.output).weight
+            weight.mul_(gate.to(weight))
+    return folded

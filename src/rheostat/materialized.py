@@ -1,0 +1,199 @@
+"""The materialized model as a user holds it: a Hugging Face model that saves itself with its sizes a layer."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from rheostat.architectures import ArchitectureSpec, check_model_type
+from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
+from rheostat.cost import CostTable
+from rheostat.errors import CheckpointError
+from rheostat.materialize import materialize, shrink
+from rheostat.predict import Prediction, predict_texts
+from rheostat.saving import load_tokenizer, model_class
+from rheostat.subnet import ModelShape, StoredOrder, Subnet
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class MaterializedInfo:
+    """Where a materialized model comes from.
+
+    Attributes:
+        full_shape: Sizes of the model it was cut from.
+        shape: Its own sizes, a layer at a time.
+        kept: Original ids of the heads and neurons it holds, a layer at a time.
+        budget: The budget that was asked for.
+        share: The share of the full cost that it spends, at most the budget.
+        costs: The cost model of both.
+        info: Task, labels and lengths.
+    """
+
+    full_shape: ModelShape
+    shape: ModelShape
+    kept: StoredOrder
+    budget: float
+    share: float
+    costs: CostTable
+    info: CheckpointInfo
+
+
+class Materialized:
+    """What :meth:`BudgetedModel.materialize` adds to a Hugging Face class: saving that loads again, and ``predict``.
+
+    Attributes:
+        rheostat: Where the model comes from.
+        rheostat_tokenizer: The tokenizer that :meth:`predict` uses, or None.
+    """
+
+    rheostat: MaterializedInfo
+    rheostat_tokenizer: Any
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Write a folder that :func:`rheostat.load` reads, atomically.
+
+        The plain ``from_pretrained`` of transformers can't load it: its config has no room for sizes a layer.
+        """
+        state = kwargs.get("state_dict") or self.state_dict()  # type: ignore[attr-defined]
+        if kwargs.get("is_main_process", True):
+            with replacing_folder(save_directory) as folder:
+                _write(self, state, folder)
+
+    def predict(self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch_size: int = 32) -> list[Prediction]:
+        """Return the label of each text; see :func:`rheostat.predict.predict_texts`."""
+        model: Any = self
+
+        def logits_of(batch: Mapping[str, Tensor]) -> Tensor:
+            logits: Tensor = model(**batch).logits
+            return logits
+
+        was_training = model.training
+        model.eval()
+        try:
+            return predict_texts(
+                logits_of,
+                self.rheostat_tokenizer,
+                self.rheostat.info,
+                texts,
+                budget=self.rheostat.budget,
+                device=model.device,
+                batch_size=batch_size,
+            )
+        finally:
+            model.train(was_training)
+
+
+@functools.cache
+def _materialized_class(cls: Any) -> Any:
+    """Return the materialized subclass of a Hugging Face class, under the same name so that configs keep it."""
+    return type(cls.__name__, (Materialized, cls), {"__module__": cls.__module__})
+
+
+def make_materialized(
+    base: nn.Module,
+    spec: ArchitectureSpec,
+    subnet: Subnet,
+    *,
+    kept: StoredOrder,
+    budget: float,
+    costs: CostTable,
+    info: CheckpointInfo,
+    tokenizer: Any,
+) -> Any:
+    """Return the materialized model of ``subnet``; ``base`` is unchanged."""
+    small: Any = materialize(base, spec, subnet)
+    small.__class__ = _materialized_class(type(base))  # type: ignore[arg-type]
+    small.rheostat = MaterializedInfo(subnet.shape, subnet.kept_shape(), kept, budget, costs.share(subnet), costs, info)
+    small.rheostat_tokenizer = tokenizer
+    return small
+
+
+def _write(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Write weights under their module names, config, tokenizer and, last, the manifest."""
+    unique, tied = _untie(state)
+    save_file(unique, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    # the dtype on disk is what a loader builds the model in
+    model.config.dtype = model.dtype
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.rheostat_tokenizer is not None:
+        model.rheostat_tokenizer.save_pretrained(folder)
+    what: MaterializedInfo = model.rheostat
+    write_manifest(
+        folder,
+        {
+            "kind": "materialized",
+            "model_type": model.config.model_type,
+            "model_class": type(model).__name__,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "full_shape": what.full_shape.to_json(),
+            "shape": what.shape.to_json(),
+            "kept": what.kept.to_json(),
+            "budget": what.budget,
+            "share": what.share,
+            "costs": what.costs.to_json(),
+            "tied": tied,
+            "info": what.info.to_json(),
+        },
+    )
+
+
+def _untie(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return each tensor once, contiguous, and for every other name of a tensor the name it is written under."""
+    unique: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+        else:
+            first[key] = name
+            unique[name] = tensor.detach().contiguous()
+    return unique, tied
+
+
+def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
+    """Return the materialized model of a folder, in eval mode: shapes first, then every tensor strictly."""
+    cls = model_class(manifest["model_class"])
+    full, shape = ModelShape.from_json(manifest["full_shape"]), ModelShape.from_json(manifest["shape"])
+    kept = StoredOrder.from_json(manifest["kept"], shape)
+    config = cls.config_class.from_pretrained(folder, local_files_only=True)
+    spec = check_model_type(config)
+    with no_init_weights():
+        model: Any = cls(config)
+    heads = [layer.num_attention_heads for layer in shape.layers]
+    neurons = [layer.intermediate_size for layer in shape.layers]
+    shrink(model, spec, Subnet.prefix(full, heads, neurons))
+    model.to(getattr(torch, manifest["dtype"]))
+    _load_strictly(model, load_file(folder / WEIGHTS_FILE), manifest["tied"])
+    model.__class__ = _materialized_class(cls)
+    costs, info = CostTable.from_json(manifest["costs"]), CheckpointInfo.from_json(manifest["info"])
+    model.rheostat = MaterializedInfo(full, shape, kept, manifest["budget"], manifest["share"], costs, info)
+    model.rheostat_tokenizer = load_tokenizer(folder)
+    return model.eval()
+
+
+def _load_strictly(model: Any, state: dict[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Load every tensor; one missing, left over or of another shape is an error that names it."""
+    state = {**state, **{name: state[written] for name, written in tied.items()}}
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wrong = [f"{name}: {found.get(name)} for {shape}" for name, shape in wanted.items() if found.get(name) != shape]
+    wrong += [f"{name} is not in the model" for name in found if name not in wanted]
+    if wrong:
+        raise CheckpointError(f"weights must fit the manifest exactly; {'; '.join(wrong[:5])}. Save the model again")
+    model.load_state_dict(state, strict=True)
+    if tied:
+        model.tie_weights()

@@ -1,0 +1,99 @@
+"""Texts in, labels out: tokenize, batch by length, run, and name the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rheostat.checkpoint import CheckpointInfo
+from rheostat.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one text.
+
+    Attributes:
+        label: The class as it was written in the training data; several for multi-label; None for regression.
+        score: Probability of the label (the smallest of several), or the predicted value for regression.
+        probabilities: Probability of every class; empty for regression.
+        budget: The budget that was asked for.
+    """
+
+    label: str | tuple[str, ...] | None
+    score: float
+    probabilities: dict[str, float]
+    budget: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return asdict(self)
+
+
+def predict_texts(
+    logits_of: Callable[[Mapping[str, Tensor]], Tensor],
+    tokenizer: Any,
+    info: CheckpointInfo,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    *,
+    budget: float,
+    device: torch.device,
+    batch_size: int = 32,
+) -> list[Prediction]:
+    """Return one prediction a text, in order.
+
+    Args:
+        logits_of: Maps a batch (B, S) to logits (B, C).
+        tokenizer: A Hugging Face tokenizer.
+        info: Task, labels and longest input.
+        texts: Texts, or pairs of texts; longer ones are truncated to ``info.max_length`` tokens.
+        budget: Reported with every answer.
+        device: Where the model is.
+        batch_size: Rows a batch; rows of similar length go together.
+
+    Raises:
+        OptionError: no tokenizer, or ``texts`` is not a sequence of text.
+    """
+    if tokenizer is None:
+        raise OptionError("tokenizer must be set to predict texts; got None. Pass tokenizer= to rheostat.wrap")
+    if isinstance(texts, str) or not all(isinstance(t, str | tuple | list) for t in texts):
+        raise OptionError(f"texts must be a list of texts; got {texts!r:.80}. Pass ['...']")
+    rows = [_encode(tokenizer, text, info.max_length) for text in texts]
+    by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    answers: dict[int, Prediction] = {}
+    for start in range(0, len(rows), batch_size):
+        chosen = by_length[start : start + batch_size]
+        batch = tokenizer.pad([rows[i] for i in chosen], return_tensors="pt").to(device)
+        with torch.inference_mode():
+            logits = logits_of(batch).float().cpu()
+        answers.update(zip(chosen, interpret(logits, info, budget), strict=True))
+    return [answers[i] for i in range(len(rows))]
+
+
+def _encode(tokenizer: Any, text: str | Sequence[str], max_length: int | None) -> dict[str, Any]:
+    pair = (text,) if isinstance(text, str) else tuple(text)
+    encoded: dict[str, Any] = dict(tokenizer(*pair, truncation=max_length is not None, max_length=max_length))
+    return encoded
+
+
+def interpret(logits: Tensor, info: CheckpointInfo, budget: float) -> list[Prediction]:
+    """Return the predictions that logits (B, C) mean for the task of ``info``."""
+    names = info.labels or tuple(f"LABEL_{i}" for i in range(logits.shape[-1]))
+    if info.task == "regression":
+        return [Prediction(None, value, {}, budget) for value in logits[:, 0].tolist()]
+    multi = info.task == "multi-label"
+    probabilities = (torch.sigmoid(logits) if multi else torch.softmax(logits, dim=-1)).tolist()
+    return [_classified(names, row, multi, budget) for row in probabilities]
+
+
+def _classified(names: Sequence[str], row: Sequence[float], multi: bool, budget: float) -> Prediction:
+    table = dict(zip(names, row, strict=True))
+    if multi:
+        chosen = tuple(name for name, p in table.items() if p > 0.5)
+        return Prediction(chosen, min((table[name] for name in chosen), default=1.0 - max(row)), table, budget)
+    best = max(range(len(row)), key=row.__getitem__)
+    return Prediction(names[best], row[best], table, budget)

@@ -1,0 +1,35 @@
+"""Move heads and neurons inside their layers, in place, without changing what the model computes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
+from rheostat.forms import kept_rows
+from rheostat.subnet import KINDS, StoredOrder
+
+
+@torch.no_grad()
+def permute(model: nn.Module, spec: ArchitectureSpec, head_dim: int, positions: StoredOrder) -> None:
+    """Fill stored position ``i`` of every layer from old position ``positions[i]``.
+
+    Parameters keep their identity, dtype and place in memory, so an optimizer or a view stays valid. The outputs
+    change by float rounding only (sums run in another order).
+    """
+    for i, layer in enumerate(spec.layer_list(model)):
+        for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
+            ids = positions.heads[i] if kind == "head" else positions.neurons[i]
+            if ids != tuple(range(len(ids))):
+                _permute_sub_layer(layer, sub, ids, head_dim if kind == "head" else 1)
+
+
+def _permute_sub_layer(layer: nn.Module, spec: SubLayerSpec, ids: tuple[int, ...], width: int) -> None:
+    weight = linear_at(layer, spec.output).weight
+    rows = kept_rows(ids, width, weight.device)
+    weight.copy_(weight[:, rows])
+    for path in spec.inputs:
+        linear = linear_at(layer, path)
+        linear.weight.copy_(linear.weight[rows])
+        if linear.bias is not None:
+            linear.bias.copy_(linear.bias[rows])

@@ -1,0 +1,195 @@
+"""Write and read the folder of a budgeted checkpoint: base model, gates, manifest, tokenizer, model card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rheostat.architectures import check_model_type
+from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
+from rheostat.errors import CheckpointError
+from rheostat.gates import Gates
+from rheostat.order import Minimum, UnitOrder
+from rheostat.subnet import StoredOrder
+
+GATES_FILE = "gates.safetensors"
+HUB_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
+
+
+@dataclass(frozen=True)
+class BudgetedParts:
+    """Everything that a budgeted checkpoint holds."""
+
+    base: nn.Module
+    order: UnitOrder
+    stored: StoredOrder
+    gates: Gates
+    selection: str
+    minimum: Minimum
+    info: CheckpointInfo
+    tokenizer: Any
+
+
+def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
+    """Write all files of a budgeted checkpoint into an empty ``folder``, the manifest last."""
+    base: Any = parts.base
+    with quiet_transformers():
+        base.save_pretrained(folder)
+    save_file({name: tensor.contiguous() for name, tensor in parts.gates.state_dict().items()}, folder / GATES_FILE)
+    if parts.tokenizer is not None:
+        parts.tokenizer.save_pretrained(folder)
+    write_manifest(
+        folder,
+        {
+            "kind": "budgeted",
+            "model_type": base.config.model_type,
+            "model_class": type(base).__name__,
+            "selection": parts.selection,
+            "minimum": asdict(parts.minimum),
+            "order": parts.order.to_json(),
+            "stored": parts.stored.to_json(),
+            "info": parts.info.to_json(),
+        },
+    )
+
+
+def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
+    """Return what :func:`write_budgeted` wrote; strictly: a missing or mismatched tensor is an error that names it."""
+    order = UnitOrder.from_json(manifest["order"])
+    stored = StoredOrder.from_json(manifest["stored"], order.shape)
+    gates = Gates(len(order.units))
+    gates.load_state_dict(load_file(folder / GATES_FILE), strict=True)
+    return BudgetedParts(
+        base=load_base(folder, model_class(manifest["model_class"])),
+        order=order,
+        stored=stored,
+        gates=gates,
+        selection=manifest["selection"],
+        minimum=Minimum(**manifest["minimum"]),
+        info=CheckpointInfo.from_json(manifest["info"]),
+        tokenizer=load_tokenizer(folder),
+    )
+
+
+def model_class(name: str) -> Any:
+    """Return the transformers class that a manifest names.
+
+    Raises:
+        CheckpointError: transformers has no such class.
+    """
+    found = getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise CheckpointError(
+            f"model_class must be a model of transformers; got {name!r}, unknown to {transformers.__version__}. "
+            "Install the version of transformers that saved it"
+        )
+    return found
+
+
+def load_base(folder: Path, cls: Any) -> Any:
+    """Return the full-size base model of a folder; every tensor must be there and fit."""
+    with quiet_transformers():
+        model, report = cls.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=False, local_files_only=True
+        )
+    wrong = {what: sorted(map(str, names)) for what, names in report.items() if names and what != "error_msgs"}
+    if wrong:
+        listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:5])}" for what, names in wrong.items())
+        raise CheckpointError(f"weights of {str(folder)!r} must fit the model exactly; {listed}. Save it again")
+    return model
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing its loading report and progress: what is wrong becomes an error instead."""
+    logger = transformers.utils.logging
+    level, bars = logger.get_verbosity(), logger.is_progress_bar_enabled()
+    logger.set_verbosity_error()
+    logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.set_verbosity(level)
+        if bars:
+            logger.enable_progress_bar()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder, or None if it holds none."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
+        return None
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def local_folder(path: str | os.PathLike[str], **hub: Any) -> Path:
+    """Return a local folder for a path or for the name of a Hub repository, which is downloaded.
+
+    Raises:
+        CheckpointError: neither a folder nor a repository that can be had.
+    """
+    name = os.fspath(path)
+    looks_like_repo = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not Path(name).parent.is_dir()
+    if Path(name).exists() or not looks_like_repo:
+        return existing_folder(name)
+    try:
+        return existing_folder(name)
+    except CheckpointError:
+        return _downloaded(name, hub)
+
+
+def _downloaded(name: str, hub: dict[str, Any]) -> Path:
+    try:
+        return Path(snapshot_download(name, **hub))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{name!r} must be a folder or a Hub repository that can be reached; it is not: {reason}. Check the name"
+        ) from None
+
+
+def load_config(name: str) -> Any:
+    """Return the config of a model folder or Hub name after checking that its family is known.
+
+    Raises:
+        CheckpointError: no such folder or repository.
+        UnsupportedModelError: see :func:`rheostat.architectures.check_model_type`.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"model must be a folder or Hub name of a Hugging Face model; got {name!r}: {reason}"
+        ) from None
+    check_model_type(config)
+    return config
+
+
+def card_summary(order: UnitOrder, info: CheckpointInfo) -> str:
+    """Return one paragraph on what a budget means here."""
+    at = f" at {order.costs.sequence_length} tokens" if order.costs.sequence_length else ""
+    low, high = info.trained_budgets or (0.0, 0.0)
+    trained = f" Trained for budgets {low:g} to {high:g}." if info.trained_budgets else ""
+    return (
+        f"A budget is a share of the full model's {order.costs.name}{at}; the smallest is {order.floor:.4f}.{trained}"
+    )
+
+
+def card_table(info: CheckpointInfo) -> str:
+    """Return the evaluation table as Markdown, or an empty text."""
+    if not info.evaluation:
+        return ""
+    rows = [f"| {r['budget']:g} | {r['accuracy']:.4f} | {r['macro_f1']:.4f} |" for r in info.evaluation]
+    rows_in = info.evaluation[0].get("rows")
+    head = [f"Validation rows: {rows_in}.", "", "| budget | accuracy | macro F1 |", "| --- | --- | --- |"]
+    return "\n".join([*head, *rows])

@@ -1,0 +1,105 @@
+"""Measure a budgeted model: latency of its budgets against its own full size, and the points of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rheostat.errors import OptionError
+from rheostat.measure import LatencyTable, Progress, measure
+from rheostat.model import BudgetedModel
+from rheostat.quality import Quality
+from rheostat.report import OperatingPoint
+
+TIMED_FORMS = ("materialized", "sliced")
+
+
+def random_inputs(model: Any, batch: int, length: int) -> dict[str, Tensor]:
+    """Return token ids (B, S) without padding, on the model's device; the same ones every time."""
+    if batch < 1 or length < 1:
+        raise OptionError(f"batch and length must be at least 1; got {batch!r} and {length!r}. Try 8 and 64")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=generator).to(model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def time_budgets(
+    model: BudgetedModel,
+    budgets: Sequence[float],
+    *,
+    batch: int = 8,
+    length: int = 64,
+    threads: int = 1,
+    form: str = "materialized",
+    rounds: int = 7,
+    progress: Progress | None = None,
+) -> LatencyTable:
+    """Time budgets against budget 1.0 in one interleaved run.
+
+    Args:
+        model: The budgeted model; float32 on the CPU is what the default threads are for.
+        budgets: Budgets to time, named ``"0.5"`` and so on in the result.
+        batch: Rows a call.
+        length: Tokens a row.
+        threads: Threads of torch.
+        form: ``materialized`` (what one deploys) or ``sliced`` (what switches by call).
+        rounds: Rounds of the run, at least 5.
+        progress: Called with (blocks done, blocks in all).
+    """
+    if form not in TIMED_FORMS:
+        raise OptionError(f"form must be one of {', '.join(TIMED_FORMS)}; got {form!r}. Gated forms are never faster")
+    model.eval()
+    inputs = random_inputs(model, batch, length)
+    chosen = dict.fromkeys([1.0, *budgets])
+    variants = {f"{budget:g}": _variant(model, budget, form, inputs) for budget in chosen}
+    conditions = {"batch": batch, "length": length, "form": form, "dtype": str(next(model.parameters()).dtype)}
+    return measure(variants, baseline="1", conditions=conditions, rounds=rounds, threads=threads, progress=progress)
+
+
+def _variant(model: BudgetedModel, budget: float, form: str, inputs: Mapping[str, Tensor]) -> Callable[[], object]:
+    if form == "sliced":
+        return lambda: _run(model, {**inputs, "budget": budget})
+    small: nn.Module = model.base if budget == 1.0 else model.materialize(budget).eval()
+    return lambda: _run(small, inputs)
+
+
+def _run(module: nn.Module, inputs: Mapping[str, Any]) -> None:
+    with torch.inference_mode():
+        module(**inputs)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def operating_points(
+    model: BudgetedModel,
+    budgets: Sequence[float],
+    *,
+    qualities: Sequence[Quality] = (),
+    latency: LatencyTable | None = None,
+) -> list[OperatingPoint]:
+    """Return one record a budget: what is kept, what it costs, and what was evaluated and measured of it.
+
+    MACs are per sequence of the cost model's length, or of 128 tokens where it has none.
+    """
+    by_budget = {quality.budget: quality for quality in qualities}
+    macs = model.macs_table(model.costs.sequence_length or 128)
+    params = model.params_table()
+    points = []
+    for budget in budgets:
+        subnet = model.subnet(budget)
+        points.append(
+            OperatingPoint.join(
+                budget=budget,
+                share=model.costs.share(subnet),
+                macs=macs.total(subnet),
+                params=params.total(subnet),
+                kept_heads=sum(subnet.head_counts),
+                kept_neurons=sum(subnet.neuron_counts),
+                quality=by_budget.get(budget),
+                measurement=None if latency is None else latency[f"{budget:g}"],
+            )
+        )
+    return points

@@ -1,0 +1,269 @@
+"""One training stage on the Hugging Face Trainer: budgets a step, two learning rates, progress, Ctrl-C that resumes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from rheostat.console import stderr
+from rheostat.objectives import BudgetSampler, Objective
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """How long and how fast a stage trains.
+
+    Attributes:
+        epochs: Passes over the training rows; fractions stop within an epoch.
+        learning_rate: Of the weights; 0 freezes them.
+        gate_learning_rate: Of the gates; 0 freezes them. They need 10 to 1,000 times that of the weights.
+        batch_size: Rows a step and process.
+        accumulation: Batches a step.
+        weight_decay: Of matrices; never of gates, biases and norms.
+        warmup_share: Share of the steps in which the learning rate rises.
+        freeze_embeddings: Whether embeddings stay as they are.
+        save_every: Steps between checkpoints that a run can resume from.
+        seed: Of data order and dropout.
+        precision: ``fp32``, ``bf16`` or ``fp16`` (mixed precision).
+        extra: Any other argument of ``transformers.TrainingArguments``.
+    """
+
+    epochs: float = 1.0
+    learning_rate: float = 5e-5
+    gate_learning_rate: float = 0.0
+    batch_size: int = 32
+    accumulation: int = 1
+    weight_decay: float = 0.01
+    warmup_share: float = 0.06
+    freeze_embeddings: bool = False
+    save_every: int = 200
+    seed: int = 0
+    precision: str = "fp32"
+    extra: tuple[tuple[str, Any], ...] = ()
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by Ctrl-C after writing a state that the same call resumes from."""
+
+
+class StageTrainer(Trainer):
+    """The Trainer with budgets: every rank and every resumed run samples the same ones for the same step."""
+
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(self, *args: Any, sampler: BudgetSampler, gate_learning_rate: float, **kwargs: Any) -> None:
+        """Take the Trainer's arguments and what a stage adds."""
+        super().__init__(*args, **kwargs)
+        self.sampler = sampler
+        self.gate_learning_rate = gate_learning_rate
+        self.loss_is_scaled_for_ga = False  # the objective is a mean over one batch
+        self.model_accepts_loss_kwargs = False
+        self._part = (-1, -1)  # (step, batch within it)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the objective at this step's budgets."""
+        step = self.state.global_step
+        self._part = (step, self._part[1] + 1 if self._part[0] == step else 0)
+        loss = model(budgets=self.sampler(*self._part), **inputs)
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Give gates their own learning rate and no weight decay."""
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            decaying = set(self.get_decay_parameter_names(target))
+            groups: dict[str, list[nn.Parameter]] = {"decay": [], "plain": [], "gates": []}
+            for name, parameter in target.named_parameters():
+                if parameter.requires_grad:
+                    kind = "gates" if ".gates." in f".{name}" else "decay" if name in decaying else "plain"
+                    groups[kind].append(parameter)
+            cls, kwargs = self.get_optimizer_cls_and_kwargs(self.args, target)
+            settings: dict[str, dict[str, float]] = {
+                "decay": {"weight_decay": self.args.weight_decay},
+                "plain": {"weight_decay": 0.0},
+                "gates": {"weight_decay": 0.0, "lr": self.gate_learning_rate},
+            }
+            self.optimizer = cls([{"params": p, **settings[k]} for k, p in groups.items() if p], **kwargs)
+        return self.optimizer
+
+
+class ProgressToStderr(TrainerCallback):
+    """A progress bar on stderr with the loss; stdout belongs to results."""
+
+    def __init__(self, title: str) -> None:
+        """Show ``title`` beside the bar."""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=stderr,
+        )
+        self._task = self._bar.add_task(title, total=None, loss="")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar."""
+        if state.is_world_process_zero:
+            self._bar.start()
+            self._bar.update(self._task, total=state.max_steps, completed=state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Show the loss."""
+        if logs and "loss" in logs:
+            self._bar.update(self._task, loss=f"loss {float(logs['loss']):.3f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the bar."""
+        self._bar.stop()
+
+
+class StopOnInterrupt(TrainerCallback):
+    """Ctrl-C ends training after the running step, with a checkpoint; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        """Nothing was asked for yet."""
+        self.interrupted = False
+        self._previous: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take over SIGINT; only the main thread may."""
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        stderr.print(
+            "Stopping after this step; press Ctrl-C again to stop at once and lose the steps since the last save."
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop if asked to."""
+        if self.interrupted:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give SIGINT back."""
+        self.restore()
+
+    def restore(self) -> None:
+        """Give SIGINT back to whoever had it."""
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None
+
+
+def set_trainable(objective: Objective, options: StageOptions) -> None:
+    """Freeze what a stage does not train."""
+    model = objective.model
+    model.base.requires_grad_(options.learning_rate > 0)
+    model.gates.requires_grad_(options.gate_learning_rate > 0)
+    if options.freeze_embeddings and options.learning_rate > 0:
+        cast(Any, model.base).get_input_embeddings().requires_grad_(False)
+
+
+def train_stage(
+    objective: Objective,
+    rows: Any,
+    collator: Any,
+    sampler: BudgetSampler,
+    options: StageOptions,
+    folder: Path,
+    title: str,
+) -> dict[str, float]:
+    """Train one stage, resuming from the last checkpoint in ``folder`` if there is one.
+
+    Args:
+        objective: What to minimize; its model is trained in place.
+        rows: A data set of tokenized rows with a ``length`` column.
+        collator: Makes a batch of rows.
+        sampler: Budgets of each step.
+        options: How long and how fast.
+        folder: Where checkpoints go.
+        title: Shown beside the progress bar.
+
+    Returns:
+        Seconds, steps and final training loss.
+
+    Raises:
+        Interrupted: Ctrl-C; the state is saved and the same call goes on from it.
+    """
+    before = {parameter: parameter.requires_grad for parameter in objective.parameters()}
+    set_trainable(objective, options)
+    interrupt = StopOnInterrupt()
+    trainer = StageTrainer(
+        model=objective,
+        args=training_arguments(options, folder),
+        train_dataset=rows,
+        data_collator=collator,
+        sampler=sampler,
+        gate_learning_rate=options.gate_learning_rate,
+        callbacks=[ProgressToStderr(title), interrupt],
+    )
+    trainer.remove_callback(PrinterCallback)
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    try:
+        result = trainer.train(resume_from_checkpoint=last)
+    finally:
+        interrupt.restore()
+        for parameter, flag in before.items():
+            parameter.requires_grad_(flag)
+        objective.model.eval()
+    if interrupt.interrupted:
+        raise Interrupted(f"stopped at step {trainer.state.global_step}; run the same command again to go on")
+    return {
+        "seconds": float(result.metrics["train_runtime"]),
+        "steps": float(trainer.state.global_step),
+        "train_loss": float(result.training_loss),
+    }
+
+
+def training_arguments(options: StageOptions, folder: Path) -> TrainingArguments:
+    """Return the Trainer's arguments for a stage."""
+    given: dict[str, Any] = {
+        "output_dir": str(folder),
+        "num_train_epochs": options.epochs,
+        "learning_rate": options.learning_rate if options.learning_rate > 0 else options.gate_learning_rate,
+        "per_device_train_batch_size": options.batch_size,
+        "gradient_accumulation_steps": options.accumulation,
+        "weight_decay": options.weight_decay,
+        "warmup_steps": options.warmup_share,  # a fraction is a share of all steps
+        "lr_scheduler_type": "linear",
+        "save_strategy": "steps",
+        "save_steps": options.save_every,
+        "save_total_limit": 1,
+        "logging_steps": 20,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "train_sampling_strategy": "group_by_length",  # a batch is padded to its longest row
+        "length_column_name": "length",
+        "seed": options.seed,
+        "bf16": options.precision == "bf16",
+        "fp16": options.precision == "fp16",
+        "log_level": "error",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    return TrainingArguments(**{**given, **dict(options.extra)})
