@@ -45,6 +45,15 @@ class ArchitectureSpec:
     attention: SubLayerSpec
     feed_forward: SubLayerSpec
 
+    def __post_init__(self) -> None:
+        """Refuse sub-layers that share a child of the layer: each is cut without looking at the other."""
+        children = [{path.split(".")[0] for path in (sub.body, *sub.inputs, sub.output)} for sub in self.sub_layers()]
+        if children[0] & children[1]:
+            raise OptionError(
+                f"attention and feed_forward must live in different children of a layer; got both in "
+                f"{sorted(children[0] & children[1])!r}. Name deeper paths or another split"
+            )
+
     def layer_list(self, model: nn.Module) -> nn.ModuleList:
         """Return the live list of layers."""
         layers = model.base_model.get_submodule(self.layers)  # type: ignore[union-attr]
@@ -150,7 +159,7 @@ def linear_at(layer: nn.Module, path: str) -> nn.Linear:
 
 
 # Modules outside the layers that see one vector a sequence rather than one a token.
-_ONCE_A_SEQUENCE = ("pooler", "classifier", "summary")
+_ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "summary", "seq_relationship"})
 
 
 def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -> int:
@@ -160,9 +169,8 @@ def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -
     total = 0
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and id(module) not in inside:
-            once = any(part in _ONCE_A_SEQUENCE for part in name.split(".")) and not (
-                tags_tokens and not name.split(".")[-2:][0].startswith("pooler")
-            )
+            parts = set(name.split("."))
+            once = "pooler" in parts if tags_tokens else bool(parts & _ONCE_A_SEQUENCE)
             total += module.in_features * module.out_features * (1 if once else sequence_length)
     return total
 

@@ -82,7 +82,7 @@ def replacing_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         CheckpointError: ``target`` exists and is not a checkpoint folder, so replacing it could lose something.
     """
-    final = Path(target)
+    final = Path(target).resolve()  # a link stays, and "." has a name
     check_replaceable(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     new = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.new")
@@ -129,12 +129,15 @@ def _flush_to_disk(folder: Path) -> None:
 def existing_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder at ``path``, or the one that a crash left beside it in the middle of a replacement.
 
+    Nothing is moved back: another process may be in the middle of that replacement.
+
     Raises:
         CheckpointError: there is none.
     """
     folder = Path(path)
-    if not folder.exists() and _aside(folder).is_dir():
-        os.replace(_aside(folder), folder)
+    aside = _aside(folder.resolve())
+    if not folder.exists() and aside.is_dir():
+        return aside
     if not folder.is_dir():
         raise CheckpointError(f"checkpoint must be a folder; got {str(folder)!r}, which does not exist. Check the path")
     return folder
@@ -180,7 +183,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"format_version of {str(folder)!r} must be 1 to {FORMAT_VERSION}; got {found!r}, "
             f"written by rheostat {record.get('library_version', 'unknown')}. Install that version or a newer one"
         )
-    for name, size in record.get("files_bytes", {}).items():
+    if not isinstance(record.get("files_bytes"), dict):
+        raise CheckpointError(f"{MANIFEST} of {str(folder)!r} must list files_bytes; it does not. Save it again")
+    for name, size in record["files_bytes"].items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:
             state = "is missing" if actual is None else f"has {actual} bytes: it was cut short or changed"
@@ -201,7 +206,7 @@ def naming_damage(folder: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, OSError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, RuntimeError) as error:
         kind = type(error).__name__
         raise CheckpointError(
             f"{str(folder)!r} must be a complete checkpoint; {kind}: {error}. Save it again"

@@ -14,11 +14,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
+from rheostat.errors import UnsupportedModelError
 from rheostat.subnet import KINDS, Subnet
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+# The changed children of one sub-layer, by layer, kind, what is kept, and mode.
+Parts = dict[tuple[int, str, Sequence[int], bool], dict[str, Any]]
 
 
 class SlicedLinear:
@@ -94,7 +101,7 @@ def empty_body(body: nn.Module, spec: SubLayerSpec) -> nn.Module:
     """Return what takes the place of a body without units: an attention that records nothing, or a Skip."""
     if not spec.records_attention:
         return Skip()
-    empty = _shallow(body)
+    empty = _shallow(body, {})
     for path in spec.inputs:
         name = path.removeprefix(f"{spec.body}.")
         empty.__dict__["_modules"] = {key: child for key, child in empty._modules.items() if key != name}
@@ -102,14 +109,35 @@ def empty_body(body: nn.Module, spec: SubLayerSpec) -> nn.Module:
     return empty
 
 
-def _shallow(module: ModuleT) -> ModuleT:
-    """Return a second object over the same tensors, children and hooks."""
+def _shallow(module: ModuleT, children: Mapping[str, Any]) -> ModuleT:
+    """Return a second object over the same tensors and hooks; ``children`` are found before the shared ones.
+
+    Raises:
+        UnsupportedModelError: the object has a ``forward`` of its own, which would run the original's children.
+    """
+    if "forward" in module.__dict__:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} must not have its forward replaced on the object (accelerate's device_map does); "
+            "got one. Load the model without device_map and move it with .to(device)"
+        )
     clone = object.__new__(type(module))
-    clone.__dict__ = module.__dict__.copy()
-    # Hooks are added lazily to the model that asks for them, so the dictionaries must not be shared.
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
-        clone.__dict__[name] = module.__dict__[name].copy()
+    # One merge makes a dictionary of the right size; twenty cached views are to stay below 1 % of the weights.
+    clone.__dict__ = {**module.__dict__, **children}
+    clone.__dict__.pop("_compiled_call_impl", None)  # module.compile() binds the original
+    if isinstance(module, nn.ModuleList):  # iterates over its dictionary of children
+        clone.__dict__["_modules"] = {**module._modules, **children}
     return clone
+
+
+def prepare_recording(model: nn.Module) -> None:
+    """Let transformers hook ``model`` now, so that every view made later records attentions and hidden states.
+
+    Left to itself it hooks the first view that is asked for them: that view's unchanged modules, which the model
+    shares, and not the changed ones.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            maybe_install_capturing_hooks(module)
 
 
 def rebind(module: ModuleT, replacements: Mapping[str, Any]) -> ModuleT:
@@ -121,24 +149,20 @@ def rebind(module: ModuleT, replacements: Mapping[str, Any]) -> ModuleT:
     """
     if not replacements:
         return module
+    return _shallow(module, _rebound_children(module, replacements))
+
+
+def _rebound_children(module: nn.Module, replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the children of ``module`` that change, by name."""
+    children: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
-    clone = _shallow(module)
     for path, replacement in replacements.items():
         head, _, rest = path.partition(".")
         if rest:
             below.setdefault(head, {})[rest] = replacement
         else:
-            _set_child(clone, head, replacement)
-    for head, inner in below.items():
-        _set_child(clone, head, rebind(module.get_submodule(head), inner))
-    return clone
-
-
-def _set_child(clone: nn.Module, name: str, child: Any) -> None:
-    if isinstance(clone, nn.ModuleList):  # iterates over its dictionary of children
-        clone.__dict__["_modules"] = {**clone._modules, name: child}
-    else:
-        clone.__dict__[name] = child  # found before the shared dictionary of children
+            children[head] = replacement
+    return {**children, **{head: rebind(module.get_submodule(head), inner) for head, inner in below.items()}}
 
 
 def kept_rows(kept: Sequence[int], width: int, device: torch.device) -> slice | Tensor:
@@ -171,17 +195,30 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
     return replacements
 
 
-def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet) -> ModuleT:
-    """Return the view of ``model`` that computes only ``subnet``; gradients reach the full weights."""
+def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, parts: Parts | None = None) -> ModuleT:
+    """Return the view of ``model`` that computes only ``subnet``; gradients reach the full weights.
+
+    Args:
+        model: The full model.
+        spec: Its architecture.
+        subnet: What is kept; a prefix is cut without copying a matrix.
+        parts: Changed sub-layers of other views of the same weights, to share and add to.
+    """
+    parts = {} if parts is None else parts
     replacements: dict[str, Any] = {}
     for i, layer in enumerate(spec.layer_list(model)):
-        changed = {}
+        children: dict[str, Any] = {}
         for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
             kept = subnet.kept(i, kind)
-            if len(kept) < subnet.shape.size(i, kind):
-                changed.update(slice_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1))
-        if changed:
-            replacements[str(i)] = rebind(layer, changed)
+            if len(kept) == subnet.shape.size(i, kind):
+                continue
+            key = (i, kind, kept, model.training)
+            if key not in parts:
+                changed = slice_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1)
+                parts[key] = _rebound_children(layer, changed)
+            children.update(parts[key])
+        if children:
+            replacements[str(i)] = _shallow(layer, children)
     return _with_layers(model, spec, replacements)
 
 
@@ -202,6 +239,16 @@ def gated(model: ModuleT, spec: ArchitectureSpec, gates: Sequence[tuple[Tensor, 
             changed[sub.output] = GatedLinear(output.weight, output.bias, gate)
         replacements[str(i)] = rebind(layer, changed)
     return _with_layers(model, spec, replacements)
+
+
+def cut_modules(model: nn.Module, spec: ArchitectureSpec) -> list[tuple[dict[str, Any], str]]:
+    """Return where every linear layer that views cut hangs: its parent's children, and its name among them."""
+    found = []
+    for layer in spec.layer_list(model):
+        for path in (path for sub in spec.sub_layers() for path in (*sub.inputs, sub.output)):
+            parent, _, name = path.rpartition(".")
+            found.append((layer.get_submodule(parent)._modules, name))
+    return found
 
 
 def _with_layers(model: ModuleT, spec: ArchitectureSpec, layers: Mapping[str, nn.Module]) -> ModuleT:

@@ -128,12 +128,16 @@ class GateLayout:
         return [(padded[h], padded[n]) for h, n in index]
 
 
-def hard_gates(order: UnitOrder, subnet: Subnet) -> NDArray[np.float32]:
-    """Return 1 for each unit that ``subnet`` keeps and 0 for the others, in order; shape (U,)."""
-    kept = {
-        (layer, kind): frozenset(subnet.kept(layer, kind)) for layer in range(len(order.shape.layers)) for kind in KINDS
-    }
-    return np.array([unit.start in kept[unit.layer, unit.kind] for unit in order.units], dtype=np.float32)
+def hard_gates(subnet: Subnet, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return 1 for what ``subnet`` keeps and 0 for the rest, for each layer (H * D,) and (F,); units may be cut."""
+    gates = []
+    for layer, sizes in enumerate(subnet.shape.layers):
+        heads, neurons = np.zeros(sizes.num_attention_heads, np.float32), np.zeros(sizes.intermediate_size, np.float32)
+        heads[list(subnet.heads[layer])] = 1.0
+        neurons[list(subnet.neurons[layer])] = 1.0
+        pair = (np.repeat(heads, subnet.shape.head_dim), neurons)
+        gates.append((torch.from_numpy(pair[0]).to(device), torch.from_numpy(pair[1]).to(device)))
+    return gates
 
 
 def top_k_subnet(order: UnitOrder, gates: NDArray[np.float64], budget: float) -> Subnet:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
@@ -20,10 +20,14 @@ from rheostat.cost import CostTable
 from rheostat.errors import CheckpointError
 from rheostat.materialize import materialize, shrink
 from rheostat.predict import Prediction, predict_texts
-from rheostat.saving import load_tokenizer, model_class
+from rheostat.saving import check_options, load_tokenizer, model_class, read_tensors
 from rheostat.subnet import ModelShape, StoredOrder, Subnet
 
-WEIGHTS_FILE = "model.safetensors"
+# Not model.safetensors: transformers would load it, and where whole sub-layers are gone it only warns and makes up
+# random weights. So it finds no weights and says so.
+WEIGHTS_FILE = "materialized.safetensors"
+# Options that transformers' own callers (Trainer, push_to_hub) pass: weights are always whole and safetensors here.
+_SAVE_OPTIONS = ("state_dict", "is_main_process", "max_shard_size", "safe_serialization", "token")
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,13 @@ class Materialized:
         """Write a folder that :func:`rheostat.load` reads, atomically.
 
         The plain ``from_pretrained`` of transformers can't load it: its config has no room for sizes a layer.
+
+        Args:
+            save_directory: The folder.
+            kwargs: ``state_dict`` and ``is_main_process`` as in transformers; its other options are refused or, where
+                they ask for what is done anyway, accepted.
         """
+        check_options([name for name, value in kwargs.items() if value], _SAVE_OPTIONS, "save_pretrained")
         state = kwargs.get("state_dict") or self.state_dict()  # type: ignore[attr-defined]
         if kwargs.get("is_main_process", True):
             with replacing_folder(save_directory) as folder:
@@ -88,6 +98,7 @@ class Materialized:
                 texts,
                 budget=self.rheostat.budget,
                 device=model.device,
+                config=model.config,
                 batch_size=batch_size,
             )
         finally:
@@ -168,7 +179,7 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     """Return the materialized model of a folder, in eval mode: shapes first, then every tensor strictly."""
     cls = model_class(manifest["model_class"])
     full, shape = ModelShape.from_json(manifest["full_shape"]), ModelShape.from_json(manifest["shape"])
-    kept = StoredOrder.from_json(manifest["kept"], shape)
+    kept = StoredOrder.from_json(manifest["kept"], shape, full)
     config = cls.config_class.from_pretrained(folder, local_files_only=True)
     spec = check_model_type(config)
     with no_init_weights():
@@ -177,7 +188,7 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     neurons = [layer.intermediate_size for layer in shape.layers]
     shrink(model, spec, Subnet.prefix(full, heads, neurons))
     model.to(getattr(torch, manifest["dtype"]))
-    _load_strictly(model, load_file(folder / WEIGHTS_FILE), manifest["tied"])
+    _load_strictly(model, read_tensors(folder / WEIGHTS_FILE), manifest["tied"])
     model.__class__ = _materialized_class(cls)
     costs, info = CostTable.from_json(manifest["costs"]), CheckpointInfo.from_json(manifest["info"])
     model.rheostat = MaterializedInfo(full, shape, kept, manifest["budget"], manifest["share"], costs, info)

@@ -13,12 +13,12 @@ import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
-from rheostat.architectures import ArchitectureSpec, find_spec, linear_at
+from rheostat.architectures import ArchitectureSpec, find_spec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
 from rheostat.cost import CostTable
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
-from rheostat.forms import gated, sliced
+from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
 from rheostat.gates import GateLayout, Gates, hard_gates, logit, top_k_subnet
 from rheostat.importance import Importance
 from rheostat.materialize import fold_gates
@@ -28,9 +28,12 @@ from rheostat.predict import Prediction, predict_texts
 from rheostat.reorder import permute
 from rheostat.saving import (
     HUB_OPTIONS,
+    PUSH_OPTIONS,
+    SAVE_OPTIONS,
     BudgetedParts,
     card_summary,
     card_table,
+    check_options,
     local_folder,
     read_budgeted,
     write_budgeted,
@@ -73,27 +76,32 @@ class _Views:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._views: dict[object, nn.Module] = {}
-        self._weights: object = None
+        # Weights and the views of them, replaced together: readers take no lock.
+        self._current: tuple[object, dict[object, nn.Module], Parts] = (None, {}, {})
 
     def __reduce__(self) -> tuple[type[_Views], tuple[()]]:
         return _Views, ()
 
     def clear(self) -> None:
         with self._lock:
-            self._views = {}
+            self._current = (None, {}, {})
 
-    def get(self, key: object, weights: object, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the view of ``key``; all are forgotten when ``weights``, what they point at, has changed."""
-        found = self._views.get(key)
-        if found is not None and weights == self._weights:
-            return found
+    def get(self, key: object, weights: object, build: Callable[[Parts], nn.Module]) -> nn.Module:
+        """Return the view of ``key``; all are forgotten when ``weights``, what they point at, has changed.
+
+        Views share the parts that they have in common.
+        """
+        seen, views, _ = self._current
+        if weights == seen and key in views:
+            return views[key]
         with self._lock:
-            if weights != self._weights or len(self._views) >= _MAX_VIEWS:
-                self._views, self._weights = {}, weights
-            if key not in self._views:
-                self._views[key] = build()
-            return self._views[key]
+            seen, views, parts = self._current
+            if weights != seen or (key not in views and len(views) >= _MAX_VIEWS):
+                views, parts = {}, {}
+                self._current = (weights, views, parts)
+            if key not in views:
+                views[key] = build(parts)
+            return views[key]
 
 
 class BudgetedModel(
@@ -157,7 +165,11 @@ class BudgetedModel(
         self._views = _Views()
         self._subnets: dict[int, Subnet] = {}
         self._set_order(order)
-        self._allowed_inputs = frozenset(inspect.signature(base.forward).parameters) | _OUTPUT_OPTIONS
+        named = inspect.signature(base.forward).parameters.values()
+        self._allowed_inputs = _OUTPUT_OPTIONS | {p.name for p in named if p.kind is not p.VAR_KEYWORD}
+        self._cut_modules = cut_modules(base, self.spec)
+        prepare_recording(base)
+        self.train(base.training)
 
     def _set_order(self, order: UnitOrder) -> None:
         self.order = order
@@ -258,32 +270,44 @@ class BudgetedModel(
         budget = check_budget(budget, floor=self.floor if subnet is None else 0.0)
         if form == "soft":
             return gated(self.base, self.spec, self._layout.expand(self.gates(budget)))
-        chosen = self.subnet(budget) if subnet is None else subnet
+        chosen = self.subnet(budget) if subnet is None else self._checked(subnet)
         if form == "sliced":
             return self._sliced_view(chosen)
-        hard = torch.from_numpy(hard_gates(self.order, chosen)).to(self.device)
+        hard = hard_gates(chosen, self.device)
         if form == "straight-through":
             soft = self.gates(budget)
-            hard = hard + (soft - soft.detach())
-        return gated(self.base, self.spec, self._layout.expand(hard))
+            pull = self._layout.expand(soft - soft.detach())  # zeros, with the gradient of the soft gates
+            hard = [(h + ph, n + pn) for (h, n), (ph, pn) in zip(hard, pull, strict=True)]
+        return gated(self.base, self.spec, hard)
+
+    def _checked(self, subnet: Subnet) -> Subnet:
+        if subnet.shape != self.shape:
+            raise OptionError(f"subnet must be of the model's shape {self.shape}; got {subnet.shape}")
+        return subnet
 
     def _sliced_view(self, subnet: Subnet) -> nn.Module:
         if subnet.is_full:
             return self.base
-        if torch.is_grad_enabled():  # the views must belong to this forward's graph
+        # With gradients a view belongs to its forward's graph; without a prefix it copies rows, which would go stale.
+        if torch.is_grad_enabled() or not subnet.is_prefix:
             return sliced(self.base, self.spec, subnet)
         return self._views.get(
-            (subnet, self.base.training), self._weights_identity(), lambda: sliced(self.base, self.spec, subnet)
+            (subnet, self.base.training),
+            self._weights_identity(),
+            lambda parts: sliced(self.base, self.spec, subnet, parts),
         )
 
     def _weights_identity(self) -> object:
-        """Return what changes when the base model's weights move to other memory, a device or a dtype."""
-        weight = self._first_weight
-        return weight.data_ptr(), weight.dtype
+        """Return what changes when a tensor that views cut moves to other memory, as for a new device or dtype.
 
-    @property
-    def _first_weight(self) -> Tensor:
-        return linear_at(self.spec.layer_list(self.base)[0], self.spec.attention.output).weight
+        Views keep the old memory alive, so an address is never used again while it is compared.
+        """
+        return [  # on every call: some 10 us for 6 layers, hence neither paths nor module attributes are looked up
+            tensor.data_ptr()
+            for children, name in self._cut_modules
+            for tensor in children[name]._parameters.values()
+            if tensor is not None
+        ]
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         unknown = [name for name in inputs if name not in self._allowed_inputs]
@@ -311,7 +335,14 @@ class BudgetedModel(
         self.eval()
         try:
             return predict_texts(
-                logits_of, self.tokenizer, self.info, texts, budget=budget, device=self.device, batch_size=batch_size
+                logits_of,
+                self.tokenizer,
+                self.info,
+                texts,
+                budget=budget,
+                device=self.device,
+                config=self.config,
+                batch_size=batch_size,
             )
         finally:
             self.train(was_training)
@@ -327,9 +358,23 @@ class BudgetedModel(
             "torch.nn.DataParallel is not supported: use torch.nn.parallel.DistributedDataParallel (torchrun)"
         )
 
-    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Recompute layers in the backward pass, as the base model does."""
-        cast(Any, self.base).gradient_checkpointing_enable(**kwargs)
+        base = cast(Any, self.base)
+        if hasattr(base, "activation_checkpointing_enable"):
+            base.activation_checkpointing_enable(
+                activation_checkpointing_kwargs=activation_checkpointing_kwargs, **kwargs
+            )
+        else:  # the name before transformers 5.24 or so; until that is the oldest that we take
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=activation_checkpointing_kwargs, **kwargs)
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Recompute layers in the backward pass; transformers' older name."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
 
     # -- ordering --------------------------------------------------------------------------------------------
 
@@ -382,7 +427,7 @@ class BudgetedModel(
 
         Its ``save_pretrained`` writes a folder that :func:`rheostat.load` reads. Call again for another budget.
         """
-        chosen = self.subnet(budget) if subnet is None else subnet
+        chosen = self.subnet(budget) if subnet is None else self._checked(subnet)
         asked = check_budget(budget) if subnet is None else self.costs.share(chosen)
         return make_materialized(
             self.base,
@@ -413,7 +458,9 @@ class BudgetedModel(
 
         Raises:
             CheckpointError: the folder exists and is something else.
+            UnexpectedArgumentError: an option that would be ignored.
         """
+        check_options(kwargs, (*SAVE_OPTIONS, *(PUSH_OPTIONS if push_to_hub else ())), "save_pretrained")
         with replacing_folder(save_directory) as folder:
             super().save_pretrained(folder, **{k: v for k, v in kwargs.items() if k == "model_card_kwargs"})
         if push_to_hub:
@@ -509,12 +556,16 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> Any:
 
     Raises:
         CheckpointError: missing, damaged, unfinished, or of a newer format.
+        UnexpectedArgumentError: another keyword argument.
     """
+    check_options(kwargs, HUB_OPTIONS, "rheostat.load")
     folder = local_folder(path, **kwargs)
     manifest = read_manifest(folder)
     with naming_damage(folder):
         if manifest["kind"] == "materialized":
             return read_materialized(folder, manifest)
+        if manifest["kind"] != "budgeted":
+            raise CheckpointError(f"kind must be budgeted or materialized; got {manifest['kind']!r}. Save it again")
         parts = read_budgeted(folder, manifest)
         model = BudgetedModel(
             parts.base,

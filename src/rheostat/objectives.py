@@ -129,9 +129,14 @@ class Objective(nn.Module):
         if teacher is None:
             return None
         with torch.no_grad():
-            logits: Tensor = teacher(**model_inputs(batch), budget=budget, form="soft").logits
+            # not a submodule, so nobody else moves it; a second time this does nothing
+            logits: Tensor = teacher.to(self.model.device)(**model_inputs(batch), budget=budget, form="soft").logits
         return logits
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Recompute layers in the backward pass."""
         self.model.gradient_checkpointing_enable(**kwargs)
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Do the same under the name that newer versions of transformers call."""
+        self.model.activation_checkpointing_enable(**kwargs)

@@ -41,8 +41,14 @@ class UnitOrder:
 
     def __post_init__(self) -> None:
         """Refuse an order that is not a permutation of units stored in this order."""
+        if not 0 <= self.required <= len(self.units):
+            raise CheckpointError(f"required must be in [0, {len(self.units)}], the units; got {self.required!r}")
         expected: dict[tuple[int, Kind], int] = defaultdict(int)
         for unit in self.units:
+            if unit.kind not in KINDS or not 0 <= unit.layer < len(self.shape.layers):
+                raise CheckpointError(
+                    f"units must be of {' or '.join(KINDS)} in one of {len(self.shape.layers)} layers; got {unit!r}"
+                )
             if unit.start != expected[unit.layer, unit.kind] or unit.size < 1:
                 raise CheckpointError(
                     f"units of layer {unit.layer} must follow the stored order; got {unit!r} where position "
@@ -209,10 +215,9 @@ def arrange(
         least = _checked_minimum(minimum, shape, layer, kind)
         largest = max(units[i].size for i in members)
         members.sort(key=lambda i: (units[i].size < largest, onset[i], -importance[i], i))
-        start, latest = 0, -np.inf
+        start, key = 0, (-np.inf, -np.inf)
         for i in members:
-            key = (max(latest, onset[i]), -importance[i] if onset[i] >= latest else np.inf)
-            latest = key[0]
+            key = max(key, (onset[i], -importance[i]))  # the smaller last block comes no sooner than those before it
             unit = Unit(layer, kind, start, start + units[i].size)
             new_positions[kind][layer][unit.start : unit.stop] = range(units[i].start, units[i].stop)
             placed.append((start >= least, *key, len(placed), unit, i))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from accelerate import PartialState
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending, reachable
 from rheostat.checkpoint import CheckpointInfo, check_replaceable
-from rheostat.console import stderr
+from rheostat.console import is_main_process, stderr
 from rheostat.cost import check_cost_model
 from rheostat.data import (
     Collator,
@@ -37,7 +40,7 @@ from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import SELECTIONS, BudgetedModel, Selection, load, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
-from rheostat.quality import Quality, quality_at
+from rheostat.quality import Quality, accuracy
 from rheostat.report import OperatingPoint, latency_conditions
 from rheostat.saving import load_config, quiet_transformers
 from rheostat.subnet import DEFAULT_NEURON_BLOCK
@@ -118,10 +121,31 @@ class TrainOptions:
         _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
         for name in ("warm_epochs", "soft_epochs", "adapt_epochs", "learning_rate", "adapt_learning_rate"):
             _at_least(name, getattr(self, name), 0)
-        for name in ("batch_size", "accumulation", "calibration_rows"):
+        for name in ("gate_learning_rate", "soft_learning_rate", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("batch_size", "accumulation", "calibration_rows", "neuron_block"):
             _at_least(name, getattr(self, name), 1)
+        for name in ("sequence_length", "max_length", "max_train_rows"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        self._check_rates()
+        if self.min_budget == 1.0:
+            raise OptionError("min_budget must be below 1, so that there is something to train; got 1.0. Try 0.1")
+        if not 0.0 < self.temperature < math.inf:
+            raise OptionError(f"temperature must be above 0; got {self.temperature!r}. The default is 2")
         if not 0.0 <= self.distill_weight <= 1.0:
             raise OptionError(f"distill_weight must be in [0, 1]; got {self.distill_weight!r}. The default is 0.7")
+
+    def _check_rates(self) -> None:
+        """Refuse a stage that would train nothing."""
+        stages = {
+            "learning_rate": self.warm_epochs > 0 and not self.learning_rate,
+            "gate_learning_rate": self.soft_epochs > 0 and not (self.gate_learning_rate or self.soft_learning_rate),
+            "adapt_learning_rate": self.adapt != "none" and self.adapt_epochs > 0 and not self.adapt_learning_rate,
+        }
+        for name, trains_nothing in stages.items():
+            if trains_nothing:
+                raise OptionError(f"{name} must be above 0 in a stage with epochs; got 0. Set the epochs to 0 instead")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -130,7 +154,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
+    if not least <= value < math.inf:
         raise OptionError(f"{name} must be at least {least}; got {value!r}. See rheostat train --help")
 
 
@@ -153,6 +177,11 @@ class TrainResult:
     latency: LatencyTable | None
     stages: dict[str, Any]
     soft: list[dict[str, float]]
+
+    def training_seconds(self) -> float:
+        """Return the wall time of all stages: steps, order, and the teacher's logits; without the table."""
+        facts = [item for stage in self.stages.values() for item in stage.items()]
+        return float(sum(value for name, value in facts if name.endswith("seconds")))
 
     def conditions(self) -> dict[str, Any]:
         """Return the conditions of the table: which rows, and how latency was measured."""
@@ -184,35 +213,56 @@ class Work:
             CheckpointError: it belongs to a run with other arguments.
         """
         self.folder = out.with_name(f"{out.name}.partial")
-        if restart:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.record: dict[str, Any] = {"key": key, "stages": {}, "soft": []}
-        path = self.folder / "progress.json"
-        if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["key"] != json.loads(json.dumps(key)):
-                raise CheckpointError(
-                    f"{str(self.folder)!r} must be of a run with the same arguments; it is of another one. "
-                    "Repeat that command to finish it, or add --restart to throw it away"
-                )
-            self.record = found
-            stderr.print(
-                f"Going on with the run in {self.folder} (done: {', '.join(self.record['stages']) or 'nothing'})."
+        self.record: dict[str, Any] = {"key": json.loads(json.dumps(key)), "stages": {}, "soft": []}
+        self._fresh = restart or not self._holds_work()
+        if self._fresh:
+            return
+        found = self._read()
+        if found["key"] != self.record["key"]:
+            raise CheckpointError(
+                f"{str(self.folder)!r} must be of a run with the same arguments; it is of one with another "
+                f"{', '.join(_changed(found['key'], self.record['key']))}. "
+                "Repeat that command to finish it, or add --restart to throw it away"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._write()
+        self.record = found
+
+    def open(self) -> None:
+        """Make the folder, or say what it already holds; nothing is written before."""
+        if self._fresh and is_main_process():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            self._write()
+        if not self._fresh:
+            done = ", ".join(self.record["stages"]) or "some steps of the first stage"
+            stderr.print(f"Going on with the run in {self.folder} (done: {done}).", markup=False, soft_wrap=True)
+        wait_for_all()
+
+    def _holds_work(self) -> bool:
+        """Return whether there is anything that starting anew would lose."""
+        stages = any(self.folder.glob("*/rheostat.json"))
+        return stages or any(self.folder.glob("*-steps/checkpoint-*/trainer_state.json"))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / "progress.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{str(self.folder)!r} must hold a readable progress.json: {error}. Add --restart to throw it away"
+            ) from None
 
     def done(self, stage: str) -> bool:
         """Return whether a stage is complete."""
         return stage in self.record["stages"]
 
-    def finish(self, stage: str, facts: dict[str, Any], model: BudgetedModel) -> None:
-        """Keep the model as it is after a stage."""
+    def finish(self, stage: str, facts: dict[str, Any], model: BudgetedModel) -> BudgetedModel:
+        """Keep the model as it is after a stage, and return it; all ranks go on with that of rank 0."""
+        self.record["stages"][stage] = facts
         if is_main_process():
             model.save_pretrained(self.folder / stage)
-            self.record["stages"][stage] = facts
             self._write()
             shutil.rmtree(self.folder / f"{stage}-steps", ignore_errors=True)
+        wait_for_all()
+        return model if is_main_process() else self.load(stage)
 
     def load(self, stage: str) -> BudgetedModel:
         """Return the model as it was after a stage."""
@@ -230,9 +280,17 @@ class Work:
             os.replace(new, self.folder / "progress.json")
 
 
-def is_main_process() -> bool:
-    """Return whether this is the only process or rank 0 of torchrun."""
-    return int(os.environ.get("RANK", "0")) == 0
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the names of the arguments that differ between two runs."""
+    parts = [(old, new), (old["options"], new["options"]), (old["read"], new["read"])]
+    changed = {name for a, b in parts for name in {*a, *b} if a.get(name) != b.get(name)}
+    return sorted(changed - {"options", "read"})
+
+
+def wait_for_all() -> None:
+    """Wait until every process of torchrun is here; alone, go on at once."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=not torch.accelerator.is_available()).wait_for_everyone()
 
 
 def train(
@@ -270,13 +328,14 @@ def train(
     out = Path(out)
     check_replaceable(out)
     config = load_config(model_name)
-    corpus = read_corpus(data, read_options or ReadOptions(seed=options.seed))
-    for note in corpus.notes:
-        stderr.print(f"- {note}", markup=False)
-    transformers.set_seed(options.seed)
-    rows = prepare(corpus, model_name, config, options)
     key = {"model": model_name, "data": data, "options": asdict(options), "read": asdict(read_options or ReadOptions())}
     work = Work(out, key, restart=restart)
+    corpus = read_corpus(data, read_options or ReadOptions(seed=options.seed))
+    for note in corpus.notes:
+        stderr.print(f"- {note}", markup=False, soft_wrap=True)
+    transformers.set_seed(options.seed)
+    rows = prepare(corpus, model_name, config, options)
+    work.open()
     model = _warm(work, model_name, rows, options)
     teacher = _teacher_logits(work, model, rows)
     rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
@@ -295,7 +354,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         raise DataError(
             "task must be single-label or multi-label to train; got regression. Use labels that are classes"
         )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_name)
+    tokenizer = load_tokenizer_of(model_name)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = corpus.labels if options.warm_epochs > 0 else model_labels(config, corpus.labels)
@@ -310,7 +369,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         if part is not None
     }
     for name, part in tokens.items():
-        stderr.print(f"- {name}: {len(part.dataset):,} rows; {part.note()}", markup=False)
+        stderr.print(f"- {name}: {len(part.dataset):,} rows; {part.note()}", markup=False, soft_wrap=True)
     encoded = np.asarray(tokens["train"].dataset["labels"])
     weighted = options.class_weighting and corpus.task == "single-label"
     return Prepared(
@@ -340,11 +399,29 @@ def model_labels(config: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def load_encoder(model_name: str, info: CheckpointInfo) -> Any:
-    """Return the encoder with a classifier for the labels, in float32; only the head may be new.
+def load_tokenizer_of(model_name: str) -> Any:
+    """Return the tokenizer of a model folder or Hub name.
 
     Raises:
-        CheckpointError: an encoder weight is missing, or the model has a classifier of another size.
+        CheckpointError: there is none; transformers then makes one that knows no word.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"model must have a tokenizer; got {model_name!r}: {reason}") from None
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise CheckpointError(
+            f"model must have a tokenizer with words; {model_name!r} has none. Save the tokenizer beside the model"
+        )
+    return tokenizer
+
+
+def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool) -> Any:
+    """Return the encoder with a classifier for the labels, in float32; only the head may be new, if it is trained.
+
+    Raises:
+        CheckpointError: a weight is missing or unreadable, or the model has a classifier of another size.
     """
     names = dict(enumerate(info.labels))
     problem = "multi_label_classification" if info.task == "multi-label" else "single_label_classification"
@@ -360,14 +437,29 @@ def load_encoder(model_name: str, info: CheckpointInfo) -> Any:
                 output_loading_info=True,
                 trust_remote_code=False,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"weights of {model_name!r} must be readable; got {error}: cut short or damaged. Copy them again"
+        ) from None
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise CheckpointError(
+            f"model must have a classifier for the {len(names)} labels of the data, or none; {model_name!r} has one of "
+            "another size. Give the encoder that it was fine-tuned from, or data with its labels"
+        ) from None
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"model must load with {len(names)} labels; got {model_name!r}: {reason}") from None
     prefix = f"{model.base_model_prefix}."
-    lost = [name for name in report["missing_keys"] if name.startswith(prefix) and ".pooler." not in name]
+    missing = sorted(report["missing_keys"])
+    lost = [name for name in missing if name.startswith(prefix) and ".pooler." not in name]
     if lost:
+        raise CheckpointError(f"model must hold all encoder weights; {model_name!r} lacks {', '.join(lost[:5])}")
+    if missing and not head_is_trained:
         raise CheckpointError(
-            f"model must hold all encoder weights; {model_name!r} lacks {', '.join(sorted(lost)[:5])}"
+            f"model must be fine-tuned already to train with warm_epochs 0; {model_name!r} lacks "
+            f"{', '.join(missing[:5])}. Give a fine-tuned model, or warm_epochs above 0"
         )
     return model
 
@@ -377,7 +469,7 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
     if work.done("warm"):
         return work.load("warm")
     budgeted = wrap(
-        load_encoder(model_name, rows.info),
+        load_encoder(model_name, rows.info, head_is_trained=options.warm_epochs > 0),
         cost=options.cost,
         sequence_length=options.sequence_length or max(rows.median_length, 1),
         neuron_block=options.neuron_block,
@@ -387,6 +479,9 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
         info=rows.info,
         tokenizer=rows.tokenizer,
     )
+    if options.budgets != DEFAULT_BUDGETS:  # of the usual grid the table shows what can be reached
+        for budget in options.budgets:
+            check_budget(budget, floor=budgeted.floor)
     facts: dict[str, Any] = {"seconds": 0.0, "epochs": options.warm_epochs}
     if options.warm_epochs > 0:
         objective = Objective(budgeted, "dense", LossOptions(distill_weight=0.0, class_weights=rows.class_weights))
@@ -397,8 +492,7 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
     started = time.perf_counter()
     order_by_data(budgeted, rows, options)
     facts["order_seconds"] = time.perf_counter() - started
-    work.finish("warm", facts, budgeted)
-    return budgeted
+    return work.finish("warm", facts, budgeted)
 
 
 def _selection(options: TrainOptions) -> Selection:
@@ -445,11 +539,13 @@ def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared) -> NDArray
         if len(found) == len(rows.train):
             return found
     teacher = work.load("warm") if work.done("soft") else model
+    started = time.perf_counter()
     logits = budget_logits(teacher, rows.train, rows.collator, 1.0, title="Teacher logits")
     if is_main_process():
         new = path.with_suffix(".new.npy")
         np.save(new, logits)
         os.replace(new, path)
+        work.record["stages"]["warm"]["teacher_seconds"] = time.perf_counter() - started
     return logits
 
 
@@ -477,8 +573,7 @@ def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOption
             f"- soft gates at {line['budget']:g}: accuracy {line['accuracy']:.4f}, mean gate {line['mean_gate']:.3f}, "
             f"estimated cost {line['soft_share']:.3f}"
         )
-    work.finish("soft", facts, model)
-    return model
+    return work.finish("soft", facts, model)
 
 
 def _losses(options: TrainOptions, rows: Prepared) -> LossOptions:
@@ -498,12 +593,10 @@ def soft_evaluation(model: BudgetedModel, rows: Prepared, options: TrainOptions)
     lines = []
     for budget in reachable(options.budgets, model.floor):
         logits = budget_logits(model, rows.validation, rows.collator, budget, form="soft", title="Soft evaluation")
-        quality = quality_at(
-            budget, *(class_predictions(task, logits), labels), full_predictions=class_predictions(task, logits)
-        )
+        right = accuracy(class_predictions(task, logits), labels)
         with torch.no_grad():
             mean, share = float(model.mean_gate(budget)), float(model.soft_share(budget))
-        lines.append({"budget": budget, "accuracy": quality.accuracy, "mean_gate": mean, "soft_share": share})
+        lines.append({"budget": budget, "accuracy": right, "mean_gate": mean, "soft_share": share})
     return lines
 
 
@@ -529,8 +622,7 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
         model.info = dataclasses.replace(model.info, trained_budgets=(sampler.low, 1.0))
     if straight and model.selection == "nested":
         model.project_gates()  # the order stays the one that was trained
-    work.finish("adapt", facts, model)
-    return model
+    return work.finish("adapt", facts, model)
 
 
 def _finish(
@@ -562,6 +654,7 @@ def _finish(
     if is_main_process():
         model.save_pretrained(out)
         shutil.rmtree(work.folder, ignore_errors=True)
+    wait_for_all()
     return TrainResult(
         folder=out,
         points=operating_points(model, budgets, qualities=tested, latency=latency),

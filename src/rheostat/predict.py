@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rheostat.checkpoint import CheckpointInfo
+from rheostat.data.tokenizing import token_limit
 from rheostat.errors import OptionError
 
 
@@ -42,6 +43,7 @@ def predict_texts(
     *,
     budget: float,
     device: torch.device,
+    config: Any = None,
     batch_size: int = 32,
 ) -> list[Prediction]:
     """Return one prediction a text, in order.
@@ -50,19 +52,24 @@ def predict_texts(
         logits_of: Maps a batch (B, S) to logits (B, C).
         tokenizer: A Hugging Face tokenizer.
         info: Task, labels and longest input.
-        texts: Texts, or pairs of texts; longer ones are truncated to ``info.max_length`` tokens.
+        texts: Texts, or pairs of texts; longer ones are truncated to ``info.max_length`` tokens, or to what tokenizer
+            and model can take.
         budget: Reported with every answer.
         device: Where the model is.
+        config: Of the model, for its position table.
         batch_size: Rows a batch; rows of similar length go together.
 
     Raises:
-        OptionError: no tokenizer, or ``texts`` is not a sequence of text.
+        OptionError: no tokenizer, ``texts`` is not a sequence of text, or ``batch_size`` is below 1.
     """
     if tokenizer is None:
         raise OptionError("tokenizer must be set to predict texts; got None. Pass tokenizer= to rheostat.wrap")
-    if isinstance(texts, str) or not all(isinstance(t, str | tuple | list) for t in texts):
-        raise OptionError(f"texts must be a list of texts; got {texts!r:.80}. Pass ['...']")
-    rows = [_encode(tokenizer, text, info.max_length) for text in texts]
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size must be a whole number, 1 or more; got {batch_size!r}. The default is 32")
+    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(map(_is_text, texts)):
+        raise OptionError(f"texts must be a list of texts or of pairs of texts; got {texts!r:.80}. Pass ['...']")
+    max_length = info.max_length or token_limit(tokenizer, config)
+    rows = [_encode(tokenizer, text, max_length) for text in texts]
     by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     answers: dict[int, Prediction] = {}
     for start in range(0, len(rows), batch_size):
@@ -74,9 +81,16 @@ def predict_texts(
     return [answers[i] for i in range(len(rows))]
 
 
-def _encode(tokenizer: Any, text: str | Sequence[str], max_length: int | None) -> dict[str, Any]:
+def _is_text(item: object) -> bool:
+    """Return whether ``item`` is a text or a pair of texts."""
+    if isinstance(item, tuple | list):
+        return len(item) == 2 and all(isinstance(part, str) for part in item)
+    return isinstance(item, str)
+
+
+def _encode(tokenizer: Any, text: str | Sequence[str], max_length: int) -> dict[str, Any]:
     pair = (text,) if isinstance(text, str) else tuple(text)
-    encoded: dict[str, Any] = dict(tokenizer(*pair, truncation=max_length is not None, max_length=max_length))
+    encoded: dict[str, Any] = dict(tokenizer(*pair, truncation=True, max_length=max_length))
     return encoded
 
 

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from rheostat.architectures import check_model_type
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
-from rheostat.errors import CheckpointError
+from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
 from rheostat.subnet import StoredOrder
 
 GATES_FILE = "gates.safetensors"
 HUB_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
+SAVE_OPTIONS = ("config", "model_card_kwargs")
+# What ModelHubMixin.push_to_hub takes besides.
+PUSH_OPTIONS = (
+    "commit_message", "private", "token", "branch", "create_pr", "allow_patterns", "ignore_patterns", "delete_patterns",
+)  # fmt: skip
+
+
+def check_options(given: Iterable[str], known: Collection[str], call: str) -> None:
+    """Refuse keyword arguments that ``call`` would ignore.
+
+    Raises:
+        UnexpectedArgumentError: one of ``given`` is not in ``known``.
+    """
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UnexpectedArgumentError(
+            f"options of {call} must be among {', '.join(sorted(known))}; got {', '.join(unknown)}, which it would "
+            "ignore. Leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
     order = UnitOrder.from_json(manifest["order"])
     stored = StoredOrder.from_json(manifest["stored"], order.shape)
     gates = Gates(len(order.units))
-    gates.load_state_dict(load_file(folder / GATES_FILE), strict=True)
+    gates.load_state_dict(read_tensors(folder / GATES_FILE), strict=True)
     return BudgetedParts(
         base=load_base(folder, model_class(manifest["model_class"])),
         order=order,
@@ -79,6 +100,18 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
         info=CheckpointInfo.from_json(manifest["info"]),
         tokenizer=load_tokenizer(folder),
     )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: it is missing, cut short or damaged.
+    """
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{str(path)!r} must be a whole safetensors file; {error}. Save it again") from None
 
 
 def model_class(name: str) -> Any:
@@ -98,15 +131,41 @@ def model_class(name: str) -> Any:
 
 def load_base(folder: Path, cls: Any) -> Any:
     """Return the full-size base model of a folder; every tensor must be there and fit."""
-    with quiet_transformers():
-        model, report = cls.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=False, local_files_only=True
-        )
+    try:
+        with quiet_transformers():
+            model, report = cls.from_pretrained(
+                folder,
+                output_loading_info=True,
+                ignore_mismatched_sizes=False,
+                local_files_only=True,
+                use_safetensors=True,  # never a pickled file, whatever else lies in the folder
+            )
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"weights of {str(folder)!r} must be whole safetensors files; {error}. Save it again"
+        ) from None
+    except RuntimeError as error:  # transformers names mismatched tensors only in the report that it would print
+        named = _mismatched(folder, cls) or [str(error).strip().splitlines()[0]]
+        raise CheckpointError(
+            f"weights of {str(folder)!r} must fit the model exactly; {'; '.join(named[:5])}. Save it again"
+        ) from None
     wrong = {what: sorted(map(str, names)) for what, names in report.items() if names and what != "error_msgs"}
     if wrong:
         listed = "; ".join(f"{what.replace('_', ' ')}: {', '.join(names[:5])}" for what, names in wrong.items())
         raise CheckpointError(f"weights of {str(folder)!r} must fit the model exactly; {listed}. Save it again")
     return model
+
+
+def _mismatched(folder: Path, cls: Any) -> list[str]:
+    """Return a line for each tensor on disk whose shape is not that of the model."""
+    config = cls.config_class.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in cls(config).state_dict().items()}
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return [f"{name}: {found[name]} for {shape}" for name, shape in wanted.items() if found.get(name, shape) != shape]
 
 
 @contextmanager
@@ -128,7 +187,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a folder, or None if it holds none."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
         return None
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def local_folder(path: str | os.PathLike[str], **hub: Any) -> Path:

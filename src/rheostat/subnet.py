@@ -187,7 +187,7 @@ class Subnet:
             for kind in KINDS
         )
 
-    @property
+    @cached_property
     def is_prefix(self) -> bool:
         """Whether every layer keeps a prefix, so that it can be executed without copying a matrix."""
         return all(isinstance(kept, range) for kept in (*self.heads, *self.neurons))
@@ -248,24 +248,31 @@ class StoredOrder:
         return {"heads": [list(ids) for ids in self.heads], "neurons": [list(ids) for ids in self.neurons]}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any], shape: ModelShape) -> StoredOrder:
+    def from_json(cls, record: dict[str, Any], shape: ModelShape, full: ModelShape | None = None) -> StoredOrder:
         """Return the order that ``to_json`` wrote.
 
+        Args:
+            record: What ``to_json`` returned.
+            shape: How many ids each layer must have.
+            full: The shape whose heads and neurons the ids number; by default ``shape``.
+
         Raises:
-            CheckpointError: the ids do not fit ``shape``: whole heads and neurons, each once in its layer.
+            CheckpointError: the ids do not fit: whole heads and neurons of ``full``, each once in its layer.
         """
         order = cls(tuple(map(tuple, record["heads"])), tuple(map(tuple, record["neurons"])))
-        for kind, layers in (("head", order.heads), ("neuron", order.neurons)):
-            sizes = [shape.size(layer, kind) for layer in range(len(shape.layers))]  # type: ignore[arg-type]
+        ids_of: dict[Kind, tuple[tuple[int, ...], ...]] = {"head": order.heads, "neuron": order.neurons}
+        for kind, layers in ids_of.items():
+            sizes = [shape.size(layer, kind) for layer in range(len(shape.layers))]
             if [len(ids) for ids in layers] != sizes:
                 raise CheckpointError(
                     f"{kind} ids must count {sizes}, the sizes of the layers; got {[len(ids) for ids in layers]!r}. "
                     "The manifest does not belong to these weights; save the checkpoint again"
                 )
             for layer, ids in enumerate(layers):
-                if any(type(i) is not int or i < 0 for i in ids) or len(set(ids)) != len(ids):
+                limit = (full or shape).size(layer, kind)
+                if any(type(i) is not int or not 0 <= i < limit for i in ids) or len(set(ids)) != len(ids):
                     raise CheckpointError(
-                        f"{kind} ids of layer {layer} must be distinct whole numbers from 0; got {list(ids)[:20]!r}. "
+                        f"{kind} ids of layer {layer} must be distinct and in [0, {limit}); got {list(ids)[:20]!r}. "
                         "The manifest is damaged; save the checkpoint again"
                     )
         return order

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rheostat.data import token_limit
 from rheostat.errors import OptionError
 from rheostat.measure import LatencyTable, Progress, measure
 from rheostat.model import BudgetedModel
@@ -15,6 +16,22 @@ from rheostat.quality import Quality
 from rheostat.report import OperatingPoint
 
 TIMED_FORMS = ("materialized", "sliced")
+
+
+def check_timed(model: BudgetedModel, budgets: Sequence[float], *, length: int, form: str) -> None:
+    """Refuse what can't be timed.
+
+    Raises:
+        BudgetError: a budget that can't be reached.
+        OptionError: unknown form, or more tokens than the model takes.
+    """
+    if form not in TIMED_FORMS:
+        raise OptionError(f"form must be one of {', '.join(TIMED_FORMS)}; got {form!r}. Gated forms are never faster")
+    for budget in budgets:
+        model.subnet(budget)
+    most = token_limit(model.tokenizer, model.config)
+    if length > most:
+        raise OptionError(f"length must be at most {most}, what the model takes; got {length}. Pass --length {most}")
 
 
 def random_inputs(model: Any, batch: int, length: int) -> dict[str, Tensor]:
@@ -41,7 +58,7 @@ def time_budgets(
 
     Args:
         model: The budgeted model; float32 on the CPU is what the default threads are for.
-        budgets: Budgets to time, named ``"0.5"`` and so on in the result.
+        budgets: Budgets to time, named ``"0.5"`` and so on in the result; the full model is ``"1.0"``.
         batch: Rows a call.
         length: Tokens a row.
         threads: Threads of torch.
@@ -49,14 +66,13 @@ def time_budgets(
         rounds: Rounds of the run, at least 5.
         progress: Called with (blocks done, blocks in all).
     """
-    if form not in TIMED_FORMS:
-        raise OptionError(f"form must be one of {', '.join(TIMED_FORMS)}; got {form!r}. Gated forms are never faster")
+    check_timed(model, budgets, length=length, form=form)
     model.eval()
     inputs = random_inputs(model, batch, length)
-    chosen = dict.fromkeys([1.0, *budgets])
-    variants = {f"{budget:g}": _variant(model, budget, form, inputs) for budget in chosen}
+    chosen = dict.fromkeys([1.0, *map(float, budgets)])
+    variants = {str(budget): _variant(model, budget, form, inputs) for budget in chosen}
     conditions = {"batch": batch, "length": length, "form": form, "dtype": str(next(model.parameters()).dtype)}
-    return measure(variants, baseline="1", conditions=conditions, rounds=rounds, threads=threads, progress=progress)
+    return measure(variants, baseline="1.0", conditions=conditions, rounds=rounds, threads=threads, progress=progress)
 
 
 def _variant(model: BudgetedModel, budget: float, form: str, inputs: Mapping[str, Tensor]) -> Callable[[], object]:
@@ -99,7 +115,7 @@ def operating_points(
                 kept_heads=sum(subnet.head_counts),
                 kept_neurons=sum(subnet.neuron_counts),
                 quality=by_budget.get(budget),
-                measurement=None if latency is None else latency[f"{budget:g}"],
+                measurement=None if latency is None else latency[str(float(budget))],
             )
         )
     return points

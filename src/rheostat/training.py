@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from rheostat.console import stderr
+from rheostat.data import length_buckets
 from rheostat.objectives import BudgetSampler, Objective
 
 
@@ -52,8 +59,32 @@ class StageOptions:
     extra: tuple[tuple[str, Any], ...] = ()
 
 
+LOG_SECONDS = 30.0
+
+
 class Interrupted(KeyboardInterrupt):
     """Training was stopped by Ctrl-C after writing a state that the same call resumes from."""
+
+
+class RowOrder(Sampler[int]):
+    """Rows of similar length side by side, in an order that is a function of seed and epoch alone.
+
+    The Trainer's own sampler draws from the global generator, which a resumed run no longer has in the state that its
+    epoch began with: it would train some rows twice and others never.
+    """
+
+    def __init__(self, lengths: Any, group: int, seed: int, epoch: Callable[[], int]) -> None:
+        """Put ``group`` rows of similar ``lengths`` (N,) side by side; ``epoch`` tells the epoch that begins."""
+        self._lengths, self._group, self._seed, self._epoch = np.asarray(lengths), group, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        seed = 1_000_003 * self._seed + self._epoch()
+        groups = length_buckets(self._lengths, self._group, seed=seed)
+        groups.sort(key=lambda rows: len(rows) < self._group)  # a short one in between would shift all that follow
+        return (row for rows in groups for row in rows)
 
 
 class StageTrainer(Trainer):
@@ -83,6 +114,13 @@ class StageTrainer(Trainer):
         loss = model(budgets=self.sampler(*self._part), **inputs)
         return (loss, {"loss": loss}) if return_outputs else loss
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
+        """Return the order of the rows, the same on every rank: batches are dealt out to the ranks in turn."""
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        args = self.args
+        group = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return RowOrder(rows["length"], group, args.seed, lambda: int(self.state.epoch or 0))
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Give gates their own learning rate and no weight decay."""
         if self.optimizer is None:
@@ -104,10 +142,13 @@ class StageTrainer(Trainer):
 
 
 class ProgressToStderr(TrainerCallback):
-    """A progress bar on stderr with the loss; stdout belongs to results."""
+    """A progress bar on stderr with the loss, or a line now and then in a log; stdout belongs to results."""
 
     def __init__(self, title: str) -> None:
         """Show ``title`` beside the bar."""
+        self._title = title
+        self._loss = ""
+        self._next_line = 0.0
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -121,21 +162,27 @@ class ProgressToStderr(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar."""
         if state.is_world_process_zero:
-            self._bar.start()
+            if stderr.is_terminal:
+                self._bar.start()
             self._bar.update(self._task, total=state.max_steps, completed=state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar."""
+        """Move the bar; without a terminal, print a line every half minute."""
         self._bar.update(self._task, completed=state.global_step)
+        if not stderr.is_terminal and state.is_world_process_zero and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LOG_SECONDS
+            stderr.print(f"{self._title}: step {state.global_step} of {state.max_steps} {self._loss}", highlight=False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Show the loss."""
         if logs and "loss" in logs:
-            self._bar.update(self._task, loss=f"loss {float(logs['loss']):.3f}")
+            self._loss = f"loss {float(logs['loss']):.3f}"
+            self._bar.update(self._task, loss=self._loss)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the bar."""
-        self._bar.stop()
+        """Stop the bar; without a terminal it never began, and to stop it would print an empty line."""
+        if self._bar.live.is_started:
+            self._bar.stop()
 
 
 class StopOnInterrupt(TrainerCallback):
@@ -156,11 +203,16 @@ class StopOnInterrupt(TrainerCallback):
             raise KeyboardInterrupt
         self.interrupted = True
         stderr.print(
-            "Stopping after this step; press Ctrl-C again to stop at once and lose the steps since the last save."
+            "Stopping after this step; press Ctrl-C again to stop at once and lose the steps since the last save.",
+            soft_wrap=True,
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop if asked to."""
+        """Save and stop if asked to; all ranks after the same step, or some would wait for ever."""
+        if args.world_size > 1:
+            asked = torch.tensor(int(self.interrupted), device=args.device)
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+            self.interrupted = bool(asked.item())
         if self.interrupted:
             control.should_save = control.should_training_stop = True
 
@@ -223,9 +275,9 @@ def train_stage(
         callbacks=[ProgressToStderr(title), interrupt],
     )
     trainer.remove_callback(PrinterCallback)
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    last = last_checkpoint(folder)
     try:
-        result = trainer.train(resume_from_checkpoint=last)
+        result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     finally:
         interrupt.restore()
         for parameter, flag in before.items():
@@ -238,6 +290,20 @@ def train_stage(
         "steps": float(trainer.state.global_step),
         "train_loss": float(result.training_loss),
     }
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint of a stage; where a kill cut one short its last file is missing or cut."""
+    found = [path.parent for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}") if _is_json(path)]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
 
 
 def training_arguments(options: StageOptions, folder: Path) -> TrainingArguments:
@@ -258,9 +324,8 @@ def training_arguments(options: StageOptions, folder: Path) -> TrainingArguments
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "train_sampling_strategy": "group_by_length",  # a batch is padded to its longest row
-        "length_column_name": "length",
         "seed": options.seed,
+        "use_cpu": not torch.accelerator.is_available(),  # bf16 is refused on a CPU that is not named
         "bf16": options.precision == "bf16",
         "fp16": options.precision == "fp16",
         "log_level": "error",

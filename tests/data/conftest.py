@@ -35,4 +35,4 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    return word_tokenizer(model_max_length=512)
+    return word_tokenizer(model_max_length=512, model_input_names=["input_ids", "token_type_ids", "attention_mask"])

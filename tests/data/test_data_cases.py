@@ -64,16 +64,14 @@ def test_file_09_labels_with_blanks_around_them_are_three_classes_as_written():
     corpus = read_corpus(str(FILES / "09_unicode_labels.csv"))
     assert corpus.labels == ("Rechnung & Zahlung", "доставка 📦", "技術 (サポート)")
     assert all_labels(corpus) == dict.fromkeys(corpus.labels, 20)
-    assert "6 labels had blanks around them, which were taken away" in corpus.notes
+    assert "6 labels with blanks around, which were taken away" in corpus.notes
     report = describe(str(FILES / "09_unicode_labels.csv"))
     assert report.parts["train"].classes == dict.fromkeys(corpus.labels, 20)
 
 
 def test_file_12_without_a_header_the_first_row_is_data():
     path = str(FILES / "12_no_header.csv")
-    with pytest.raises(
-        DataError, match=r"column 'text' not found; found \['Please.*is the first line data\? use --no-h"
-    ):
+    with pytest.raises(DataError, match=r"column 'text' not found; found \['Please.*is the first line data\?"):
         read_corpus(path)
     corpus = read_corpus(path, ReadOptions(header=False))
     assert sum(all_labels(corpus).values()) == 60 and len(corpus.labels) == 3
@@ -165,13 +163,13 @@ def test_c45_the_byte_offset_is_right_far_into_a_large_file(write):
     [("utf-16", "utf-16"), ("utf-16-le", "utf-16-le"), ("utf-16-be", "utf-16-be"), ("utf-32", "utf-32")],
 )
 def test_c45_utf16_names_the_offset_and_the_option_which_then_works(write, encoding, advice):
-    path = write("text,label\nна\u00efve \U0001f4e6,a\nb,b\n", encoding=encoding)
+    path = write("text,label\n\u043d\u00efve \U0001f4e6,a\nb,b\n", encoding=encoding)
     with pytest.raises(DataError, match=rf"byte offset \d+: .* Set --encoding {advice}$") as caught:
         read_corpus(path)
     assert "\n" not in str(caught.value)
     if encoding != "utf-32":
         rows, _ = read_rows(path, ReadOptions(encoding=advice))
-        assert rows["text"][:] == ["на\u00efve \U0001f4e6", "b"]
+        assert rows["text"][:] == ["\u043d\u00efve \U0001f4e6", "b"]
 
 
 def test_c45_utf16_with_its_own_mark_and_named_byte_order_has_no_mark_in_the_header(write):
@@ -255,3 +253,22 @@ def test_c47_513_tokens_on_512_positions_are_cut_with_a_count(write):
     assert [len(ids) for ids in tokens.dataset["input_ids"]] == [512, 512, 512]
     assert tokens.truncated == 2 and tokens.truncated_share == pytest.approx(2 / 3)
     assert "2 of 3 rows cut at 512 (66.7%)" in tokens.note()
+
+
+def test_c45_utf16_without_a_mark_read_as_utf16_is_one_line(write):
+    path = write("text,label\nx,a\n")
+    with pytest.raises(DataError) as caught:
+        read_rows(path, ReadOptions(encoding="utf-16"))
+    assert str(caught.value).startswith(f"{path}: is not utf-16") and "\n" not in str(caught.value)
+
+
+def test_texts_that_were_damaged_before_are_counted(write):
+    _, notes = read_rows(write("text,label\nfine,a\nbro\ufffdken,b\n"))
+    assert "texts with U+FFFD, so damaged before they came here: 1 (row 2)" in notes
+
+
+def test_c45_the_byte_offset_is_right_where_a_letter_is_cut_by_the_end_of_a_block(write):
+    head = b"text,label\n"
+    content = head + b"x" * ((1 << 20) - 1 - len(head)) + b"\xc3(,a\n"
+    with pytest.raises(DataError, match=rf"line 2, byte offset {(1 << 20) - 1}: 0xc3 is not utf-8"):
+        read_corpus(write(content))

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
+from rheostat.checkpoint import check_replaceable
 from rheostat.cli import options as shared
 from rheostat.errors import OptionError
 
 DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
+EVALUATED_FORMS = ("sliced", "gated", "soft")
 Folder = Annotated[str, typer.Argument(help="Folder of a checkpoint, or its Hub name.")]
 
 
@@ -28,7 +30,12 @@ def evaluate(
     folder: Folder,
     data: shared.DataSource,
     budgets: shared.Budgets = DEFAULT_GRID,
-    form: Annotated[str, typer.Option(help="sliced, gated or soft.")] = "sliced",
+    form: Annotated[
+        str,
+        typer.Option(
+            help="sliced (only what is kept is computed), gated (the same by multiplying with 0), or soft gates."
+        ),
+    ] = "sliced",
     text_column: shared.TextColumn = "text",
     text_pair_column: shared.TextPairColumn = None,
     label_column: shared.LabelColumn = "label",
@@ -36,11 +43,15 @@ def evaluate(
     delimiter: shared.Delimiter = None,
     no_header: shared.NoHeader = False,
     label_separator: shared.LabelSeparator = None,
+    no_quotes: shared.NoQuotes = False,
     as_json: shared.AsJson = False,
 ) -> None:
     """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval."""
     asked = parse_budgets(budgets)
+    if form not in EVALUATED_FORMS:
+        raise OptionError(f"form must be one of {', '.join(EVALUATED_FORMS)}; got {form!r}. The default is sliced")
     model = shared.load_budgeted(folder)
+    asked = shared.in_reach(model, asked)
     from rheostat import report
     from rheostat.console import stderr, stdout
     from rheostat.data import Collator, read_rows, tokenize
@@ -49,16 +60,16 @@ def evaluate(
 
     task = model.info.task or "single-label"
     read = shared.read_options(
-        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator
+        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, no_quotes
     )
     rows, notes = read_rows(data, read)
     for note in notes:
-        stderr.print(f"- {note}", markup=False)
+        stderr.print(f"- {note}", markup=False, soft_wrap=True)
     if model.tokenizer is None:
         raise OptionError(f"{folder!r} must hold a tokenizer to read texts; it does not. Save the checkpoint with one")
     length = model.info.max_length or model.tokenizer.model_max_length
     tokens = tokenize(rows, model.tokenizer, labels=model.info.labels, task=task, max_length=length)
-    stderr.print(f"- {tokens.note()}", markup=False)
+    stderr.print(f"- {tokens.note()}", markup=False, soft_wrap=True)
     form_chosen: Any = form
     qualities = evaluate_budgets(model, tokens.dataset, Collator(model.tokenizer), asked, form=form_chosen)
     points = operating_points(model, asked, qualities=qualities)
@@ -77,11 +88,14 @@ def materialize(
     as_json: shared.AsJson = False,
 ) -> None:
     """Write a physically smaller model for one budget; load it with rheostat.load."""
+    asked = shared.parsed(budget)
+    shared.check_one_given(asked, max_drop)
+    check_replaceable(out)
     model = shared.load_budgeted(folder)
     from rheostat.console import stdout
     from rheostat.timing import operating_points
 
-    chosen = shared.chosen_budget(model, budget, max_drop)
+    chosen = shared.chosen_budget(model, asked, max_drop)
     model.materialize(chosen).save_pretrained(out)
     (point,) = operating_points(model, [chosen])
     if as_json:
@@ -108,15 +122,16 @@ def predict(
     import rheostat
     from rheostat.model import BudgetedModel
 
-    lines = texts or [line.rstrip("\n") for line in sys.stdin]
+    asked = 1.0 if budget is None and max_drop is None else shared.parsed(budget)
     model = rheostat.load(folder)
+    at: dict[str, float] = {}
     if isinstance(model, BudgetedModel):
-        default = 1.0 if budget is None and max_drop is None else budget
-        predictions = model.predict(lines, budget=shared.chosen_budget(model, default, max_drop))
+        at["budget"] = shared.chosen_budget(model, asked, max_drop)
+        model.subnet(at["budget"])  # a budget that can't be reached is an error before any text is read
     elif budget is not None or max_drop is not None:
         raise OptionError(f"{folder!r} is a materialized model of one size; --budget and --max-drop do not apply to it")
-    else:
-        predictions = model.predict(lines)
+    lines = texts or [line.rstrip("\r\n") for line in sys.stdin]
+    predictions = model.predict(lines, **at)
     if as_json:
         shared.print_json([{"text": text, **p.to_json()} for text, p in zip(lines, predictions, strict=True)])
         return
@@ -129,21 +144,25 @@ def measure(
     folder: Folder,
     budgets: shared.Budgets = DEFAULT_GRID,
     batch: shared.Batch = 8,
-    length: Annotated[int, typer.Option(min=1, help="Tokens a row.")] = 64,
+    length: Annotated[int, typer.Option(min=1, help="Tokens in each row.")] = 64,
     threads: shared.Threads = 1,
-    form: Annotated[str, typer.Option(help="materialized or sliced.")] = "materialized",
-    rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 7,
+    form: Annotated[
+        str, typer.Option(help="materialized (a smaller model a budget), or sliced (one model, any budget a call).")
+    ] = "materialized",
+    rounds: Annotated[int, typer.Option(min=5, help="Rounds in which all budgets take turns.")] = 7,
     as_json: shared.AsJson = False,
 ) -> None:
     """Time budgets against the full model: interleaved, with an A/A pair for the noise."""
     asked = parse_budgets(budgets)
     model = shared.load_budgeted(folder)
+    asked = shared.in_reach(model, asked)
     from rich.progress import Progress
 
     from rheostat import report
     from rheostat.console import stderr, stdout
-    from rheostat.timing import operating_points, time_budgets
+    from rheostat.timing import check_timed, operating_points, time_budgets
 
+    check_timed(model, asked, length=length, form=form)
     with Progress(console=stderr, transient=True) as bar:
         task = bar.add_task("Measuring")
         table = time_budgets(

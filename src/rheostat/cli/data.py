@@ -25,6 +25,8 @@ def describe_data(
     no_header: shared.NoHeader = False,
     task: shared.Task = None,
     label_separator: shared.LabelSeparator = None,
+    no_quotes: shared.NoQuotes = False,
+    validation_share: shared.ValidationShare = 0.1,
     seed: shared.Seed = 0,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -34,14 +36,29 @@ def describe_data(
     from rheostat.data import describe
 
     tokenizer: Any = None
+    limit = None
     if model is not None:
-        from transformers import AutoTokenizer
+        from rheostat.data import token_limit
+        from rheostat.pipeline import load_tokenizer_of
+        from rheostat.saving import load_config
 
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        config = load_config(model)
+        tokenizer = load_tokenizer_of(model)
+        limit = token_limit(tokenizer, config)
     read = shared.read_options(
-        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, seed
+        text_column,
+        text_pair_column,
+        label_column,
+        encoding,
+        delimiter,
+        no_header,
+        task,
+        label_separator,
+        no_quotes,
+        validation_share,
+        seed,
     )
-    report = describe(source, read, tokenizer)
+    report = describe(source, read, tokenizer, max_length=limit)
     if as_json:
         shared.print_json(report.to_json())
     else:

@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rheostat.budget import DEFAULT_BUDGETS, parse_budget, reachable
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
     from rheostat.data import ReadOptions
     from rheostat.model import BudgetedModel
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 Budgets = Annotated[str, typer.Option(help="Budgets, comma separated: shares of the full cost in (0, 1].")]
-Budget = Annotated[float | None, typer.Option(help="Share of the full cost, in (0, 1].")]
+Budget = Annotated[str | None, typer.Option(metavar="<float>", help="Share of the full cost, in (0, 1].")]
 MaxDrop = Annotated[
     float | None,
     typer.Option(
         help="Instead of a budget: the cheapest whose validation accuracy is within this many points of full."
     ),
 ]
-Batch = Annotated[int, typer.Option(min=1, help="Rows a timed call.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of the timing.")]
+Batch = Annotated[int, typer.Option(min=1, help="Rows in each timed call.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.")]
 DataSource = Annotated[
     str, typer.Option(help="CSV, TSV, JSONL or Parquet file, a folder of train/validation/test files, or a Hub name.")
 ]
@@ -35,7 +36,16 @@ Delimiter = Annotated[
     str | None, typer.Option(help="Delimiter of a CSV file; 'tab' for tabs. By default from the ending.")
 ]
 NoHeader = Annotated[
-    bool, typer.Option("--no-header", help="The first row is data; columns are named by place, from 0.")
+    bool,
+    typer.Option(
+        "--no-header", help="The first row is data; name columns by number from 1 (default: text first, label last)."
+    ),
+]
+NoQuotes = Annotated[
+    bool, typer.Option("--no-quotes", help="Quote characters are plain text (files written without quoting).")
+]
+ValidationShare = Annotated[
+    float, typer.Option(help="Share of the training rows held out when there is no validation file.")
 ]
 Task = Annotated[
     str | None, typer.Option(help="single-label, multi-label or regression; by default detected and stated.")
@@ -53,6 +63,8 @@ def read_options(
     no_header: bool,
     task: str | None,
     label_separator: str | None,
+    no_quotes: bool,
+    validation_share: float = 0.1,
     seed: int = 0,
 ) -> ReadOptions:
     """Return the reading options that the command line gave."""
@@ -67,13 +79,18 @@ def read_options(
         header=not no_header,
         task=task,
         label_separator=label_separator,
+        quotes=not no_quotes,
+        validation_share=validation_share,
         seed=seed,
     )
 
 
 def print_json(content: Any) -> None:
-    """Print JSON on stdout."""
-    typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
+    """Print JSON on stdout, once under torchrun."""
+    from rheostat.console import is_main_process
+
+    if is_main_process():
+        typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
 
 
 def needs_training_extra() -> None:
@@ -103,6 +120,27 @@ def load_budgeted(folder: str) -> BudgetedModel:
     return model
 
 
+def parsed(budget: str | None) -> float | None:
+    """Return the budget that was typed, or None; the error says value, rule and remedy, unlike typer's."""
+    return None if budget is None else parse_budget(budget)
+
+
+def in_reach(model: BudgetedModel, asked: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the budgets that were asked for; of the usual grid those that the model can reach."""
+    return reachable(asked, model.floor) if asked == DEFAULT_BUDGETS else asked
+
+
+def check_one_given(budget: float | None, max_drop: float | None) -> None:
+    """Refuse both or neither, before a checkpoint is loaded.
+
+    Raises:
+        OptionError: both or neither were given.
+    """
+    if (budget is None) == (max_drop is None):
+        given = "both" if budget is not None else "neither"
+        raise OptionError(f"exactly one of --budget and --max-drop must be given; got {given}. Try --budget 0.5")
+
+
 def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | None) -> float:
     """Return the budget that was asked for, by share or by quality; the choice by quality is told on stderr.
 
@@ -112,9 +150,7 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
     from rheostat.console import stderr
     from rheostat.quality import Quality, cheapest_within
 
-    if (budget is None) == (max_drop is None):
-        given = "both" if budget is not None else "neither"
-        raise OptionError(f"exactly one of --budget and --max-drop must be given; got {given}. Try --budget 0.5")
+    check_one_given(budget, max_drop)
     if budget is not None or max_drop is None:
         return float(budget or 0.0)
     if not model.info.evaluation:

@@ -33,19 +33,25 @@ def train(
     budgets: shared.Budgets = DEFAULT_GRID,
     cost: Annotated[str, typer.Option(help="What a budget is a share of: macs or heads.")] = "macs",
     warm_epochs: Annotated[
-        float, typer.Option(help="Dense fine-tuning; 0 for a model that is fine-tuned already.")
+        float, typer.Option(help="Passes of dense fine-tuning; 0 for a model that is fine-tuned already.")
     ] = 3.0,
-    soft_epochs: Annotated[float, typer.Option(help="Learning the gates.")] = 0.25,
-    adapt: Annotated[str, typer.Option(help="sandwich, straight-through or none.")] = "sandwich",
-    adapt_epochs: Annotated[float, typer.Option(help="Training the hard subnets.")] = 2.0,
-    learning_rate: Annotated[float, typer.Option(help="Of the warm start.")] = 5e-5,
-    adapt_learning_rate: Annotated[float, typer.Option(help="Of the adapt stage.")] = 1e-4,
-    gate_learning_rate: Annotated[float, typer.Option(help="Of the gates.")] = 5e-2,
+    soft_epochs: Annotated[
+        float, typer.Option(help="Passes over the rows that learn the gates; 0 keeps the order by importance.")
+    ] = 0.25,
+    adapt: Annotated[
+        str, typer.Option(help="How hard subnets are trained: sandwich, straight-through or none.")
+    ] = "sandwich",
+    adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 2.0,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the warm start.")] = 5e-5,
+    adapt_learning_rate: Annotated[float, typer.Option(help="Learning rate of the weights in the adapt stage.")] = 1e-4,
+    gate_learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of the gates, far above that of the weights.")
+    ] = 5e-2,
     soft_learning_rate: Annotated[
-        float, typer.Option(help="Of the weights while gates are learned; 0 freezes them.")
+        float, typer.Option(help="Learning rate of the weights while gates are learned; 0 freezes them.")
     ] = 0.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 32,
-    accumulation: Annotated[int, typer.Option(min=1, help="Batches a step.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows a batch and process.")] = 32,
+    accumulation: Annotated[int, typer.Option(min=1, help="Batches a step, their gradients added up.")] = 1,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Longest text in tokens; by default what the model takes.")
     ] = None,
@@ -56,16 +62,27 @@ def train(
         ),
     ] = None,
     min_budget: Annotated[float, typer.Option(help="Smallest budget that is trained.")] = 0.1,
-    neuron_block: Annotated[int, typer.Option(min=1, help="Neurons a unit.")] = 32,
-    min_heads_per_layer: Annotated[int | None, typer.Option(min=0, help="Heads that every layer keeps.")] = None,
-    min_neurons_per_layer: Annotated[int | None, typer.Option(min=0, help="Neurons that every layer keeps.")] = None,
-    selection: Annotated[str, typer.Option(help="nested, or top-k as in the paper.")] = "nested",
-    distill_weight: Annotated[float, typer.Option(help="Distillation against the task loss, 0 to 1.")] = 0.7,
-    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
-    class_weighting: Annotated[bool, typer.Option("--class-weighting", help="Weigh rare classes more.")] = False,
+    neuron_block: Annotated[
+        int, typer.Option(min=1, help="Feed-forward neurons that go together; kept widths are multiples of it.")
+    ] = 32,
+    min_heads_per_layer: Annotated[
+        int | None,
+        typer.Option(min=0, help="Heads that every layer keeps at any budget; by default 0, or 1 with --cost heads."),
+    ] = None,
+    min_neurons_per_layer: Annotated[
+        int | None, typer.Option(min=0, help="Neurons that every layer keeps at any budget; by default 0.")
+    ] = None,
+    selection: Annotated[
+        str, typer.Option(help="nested (every smaller model is part of the larger), or top-k as in the paper.")
+    ] = "nested",
+    distill_weight: Annotated[float, typer.Option(help="Weight of distillation against the labels, 0 to 1.")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
+    class_weighting: Annotated[
+        bool, typer.Option("--class-weighting", help="Weigh rows of rare classes more.")
+    ] = False,
     calibration_rows: Annotated[int, typer.Option(min=1, help="Training rows that importance is measured on.")] = 512,
     max_train_rows: Annotated[int | None, typer.Option(min=1, help="Train on at most this many rows.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
     text_column: shared.TextColumn = "text",
     text_pair_column: shared.TextPairColumn = None,
     label_column: shared.LabelColumn = "label",
@@ -74,6 +91,8 @@ def train(
     no_header: shared.NoHeader = False,
     task: shared.Task = None,
     label_separator: shared.LabelSeparator = None,
+    no_quotes: shared.NoQuotes = False,
+    validation_share: shared.ValidationShare = 0.1,
     seed: shared.Seed = 0,
     batch: shared.Batch = 8,
     threads: shared.Threads = 1,
@@ -83,8 +102,8 @@ def train(
 ) -> None:
     """Train once: one checkpoint that answers at any budget, and the table of its budgets.
 
-    Stages: dense warm start, budgeted (monotone gates), adapt (hard subnets). Ctrl-C stops after the running step; the
-    same command goes on from there.
+    Stages: dense warm start, budgeted (monotone gates), adapt (hard subnets). Ctrl-C stops after the running step;
+    the same command goes on from there.
     """
     shared.needs_training_extra()
     from rheostat import pipeline
@@ -118,7 +137,17 @@ def train(
         precision=precision,
     )
     read = shared.read_options(
-        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, seed
+        text_column,
+        text_pair_column,
+        label_column,
+        encoding,
+        delimiter,
+        no_header,
+        task,
+        label_separator,
+        no_quotes,
+        validation_share,
+        seed,
     )
     result = pipeline.train(
         model,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rheostat.data.optional import require
 from rheostat.data.tasks import SHOWN, Found, RowFinder
+from rheostat.data.wording import counted
 
 _BATCH_ROWS = 10_000
 # Nothing to see: separators (white space, no-break space), control and format characters (zero width).
@@ -42,7 +43,7 @@ class TextChecks:
         if self.replaced.count:
             found.append(f"texts with U+FFFD, so damaged before they came here: {self.replaced}")
         if self.repeats:
-            found.append(f"repeats: {self.repeats:,} rows have the text of an earlier row")
+            found.append(f"repeats: {counted(self.repeats, 'row')} with the text of an earlier row")
         if self.contradicting.count:
             found.append(f"contradicting repeats: {self.contradicting}, the same text with different labels")
         return found

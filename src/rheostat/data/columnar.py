@@ -11,6 +11,7 @@ from rheostat.data.decoding import read_head
 from rheostat.data.delimited import BATCH_ROWS
 from rheostat.data.optional import require
 from rheostat.data.options import ReadOptions
+from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
 
@@ -118,7 +119,7 @@ class HubSource:
 
 
 def _null_note(count: int) -> list[str]:
-    return [f"{count:,} texts are null and read as empty"] if count else []
+    return [f"{counted(count, 'null')} among the texts, read as empty"] if count else []
 
 
 def _class_names(feature: Any) -> list[str] | None:

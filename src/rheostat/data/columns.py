@@ -97,11 +97,11 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _remedy(role: str, name: str, names: Sequence[str], options: ReadOptions, delimiter: str | None) -> str:
+    if delimiter is not None and names and names[0].lower().startswith("sep="):
+        return "the first line is a note for Excel? delete it"
     other = _likely_delimiter(name, names, delimiter)
     if other is not None:
         return f"delimiter? use --delimiter {'tab' if other == chr(9) else repr(other)}"
-    if delimiter is not None and names and names[0].lower().startswith("sep="):
-        return "the first line is a note for Excel? delete it"
     close = difflib.get_close_matches(name.lower(), [known.lower() for known in names], n=1, cutoff=0.75)
     if close:
         meant = next(known for known in names if known.lower() == close[0])

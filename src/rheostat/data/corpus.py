@@ -27,6 +27,7 @@ from rheostat.data.rows import (
 from rheostat.data.splits import hold_out, split_notes, strata
 from rheostat.data.store import pick_rows
 from rheostat.data.tasks import check_known
+from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _part_notes(parts: Parts) -> list[str]:
     for split, rows in parts.rows.items():
         notes.extend(f"{split}: {note}" if several else note for note in rows.notes)
     notes.extend(
-        f"overlap: {count:,} {split} rows have a text that is also in {other}"
+        f"overlap: {counted(count, f'{split} row')} with a text that is also in {other}"
         for (split, other), count in overlaps(parts).items()
         if count
     )
@@ -180,10 +181,11 @@ def plan_validation(train: Rows, options: ReadOptions, source: str) -> tuple[npt
     if not held.any():
         raise DataError(
             f"{source}: some label must have two rows with different texts, so that one can be held out; "
-            f"got {len(dataset):,} rows and {len(train.counts):,} labels. Add rows, or give a validation file"
+            f"got {counted(len(dataset), 'row')} and {counted(len(train.counts), 'label')}. "
+            "Add rows, or give a validation file"
         )
     notes = [
-        f"validation: {int(held.sum()):,} of {len(dataset):,} rows held out (share {share:g}, seed {seed}), "
+        f"validation: {int(held.sum()):,} of {counted(len(dataset), 'row')} held out (share {share:g}, seed {seed}), "
         f"{'spread over the targets' if task == REGRESSION else 'stratified by label'}, repeats on one side"
     ]
     return held, notes + split_notes(train.counts, dataset, held, task)

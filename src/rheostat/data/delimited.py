@@ -16,6 +16,7 @@ from typing import Any
 from rheostat.data.columns import find_columns, number_columns, roles
 from rheostat.data.decoding import decode_error, mojibake_note, open_text
 from rheostat.data.options import DEFAULTS, ReadOptions, delimiter_of
+from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
 BATCH_ROWS = 10_000
@@ -37,6 +38,7 @@ class DelimitedSource:
         self.delimiter = delimiter_of(path, options)
         self.names: tuple[str, ...] = ()
         self.blank_lines = 0
+        self.header_lines: list[int] = []  # lines of rows that repeat the header
         self.rows_over_lines = 0
         # (first line of a row, labels that its inner lines would have if they were rows)
         self.suspects: list[tuple[int, frozenset[str]]] = []
@@ -61,12 +63,15 @@ class DelimitedSource:
         picks = [(place, columns[role].append) for role, place in places.items()]
         text_at, label_at = places["text"], places["label"]
         chars = count = 0
+        header_label = first[1][label_at] if self.options.header else None
         if not self.options.header:
             rows = _chain(first, rows)
         width = len(first[1])
         for line, row in rows:
             if len(row) != width:
                 raise self._ragged(line, row, width, first[0])
+            if row[label_at] == header_label and row == first[1]:
+                self.header_lines.append(line)
             if reader.line_num > line:
                 self._remember_long_row(line, row[text_at], label_at, width)
             for place, append in picks:
@@ -154,14 +159,19 @@ class DelimitedSource:
             found.append(f"no header: columns are counted from 1; used for {shown}")
         found.extend(mojibake_note(self.path, self.options.encoding))
         if self.blank_lines:
-            found.append(f"{self.blank_lines:,} blank lines left out")
+            found.append(f"{counted(self.blank_lines, 'blank line')} left out")
+        if self.header_lines:
+            found.append(
+                f"{counted(len(self.header_lines), 'row')} with the column names again, the first at line "
+                f"{self.header_lines[0]}: files that were joined? They are kept as rows"
+            )
         if self.rows_over_lines:
-            found.append(f"{self.rows_over_lines:,} rows go over several lines (line breaks inside quotes)")
+            found.append(f"{counted(self.rows_over_lines, 'row')} with line breaks inside quotes")
         swallowed = [line for line, inner in self.suspects if inner & labels]
         if swallowed:
             found.append(
-                f"{len(swallowed):,} rows hold lines that look like rows of their own, the first at line "
-                f"{swallowed[0]}: a quote that is not closed?"
+                f"{counted(len(swallowed), 'row')} with lines inside that look like rows of their own, "
+                f"the first at line {swallowed[0]}: a quote that is not closed?"
             )
         return found
 

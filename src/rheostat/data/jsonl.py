@@ -11,6 +11,7 @@ from rheostat.data.columns import find_columns, option, roles
 from rheostat.data.decoding import decode_error, mojibake_note, open_text
 from rheostat.data.delimited import BATCH_CHARS, BATCH_ROWS, Columns
 from rheostat.data.options import ReadOptions
+from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
 
@@ -136,9 +137,9 @@ class JsonlSource:
         """Return what was met while reading, one line each."""
         found = mojibake_note(self.path, self.options.encoding)
         if self.blank_lines:
-            found.append(f"{self.blank_lines:,} blank lines left out")
+            found.append(f"{counted(self.blank_lines, 'blank line')} left out")
         if self.missing_texts:
-            found.append(f"{self.missing_texts:,} texts are null and read as empty")
+            found.append(f"{counted(self.missing_texts, 'null')} among the texts, read as empty")
         return found
 
 

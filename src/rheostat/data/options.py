@@ -83,8 +83,8 @@ def _check_columns(options: ReadOptions) -> None:
 
 def _check_encoding(encoding: str) -> None:
     try:
-        codecs.lookup(encoding)
-        b"".decode(encoding)  # refuses codecs that are not text, such as "hex"
+        codecs.getincrementaldecoder(encoding)
+        "a".encode(encoding)  # refuses codecs that are not text, such as "hex"
     except (LookupError, TypeError, ValueError) as error:
         raise OptionError(
             f"encoding must be one that Python knows; got {encoding!r}. Use utf-8, cp1252 or utf-16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from rheostat.data.optional import require
 from rheostat.data.options import DEFAULTS, MULTI_LABEL, REGRESSION, ReadOptions, file_format
 from rheostat.data.store import open_stored, write_batches
 from rheostat.data.tasks import check_labels, choose_task, convert_labels, label_counts, survey_labels
+from rheostat.data.wording import counted
 from rheostat.errors import DataError, OptionError
 
 _SHOWN_CLASSES = 20
@@ -111,7 +113,7 @@ def load_rows(sources: Sequence[RowSource], options: ReadOptions, where: str) ->
     known = frozenset(survey.counts)
     warnings = [note for source in sources for note in source.notes(known)]
     if stored.trimmed_labels:
-        warnings.append(f"{stored.trimmed_labels:,} labels had blanks around them, which were taken away")
+        warnings.append(f"{counted(stored.trimmed_labels, 'label')} with blanks around, which were taken away")
     if task == MULTI_LABEL:
         warnings.extend(_unlabelled_note(dataset))
     warnings.extend(_name_notes(counts, task))
@@ -122,11 +124,17 @@ def load_rows(sources: Sequence[RowSource], options: ReadOptions, where: str) ->
 def _unlabelled_note(dataset: Any) -> list[str]:
     pc = require("pyarrow.compute")
     count = pc.sum(pc.equal(pc.list_value_length(dataset.data.column("label")), 0)).as_py() or 0
-    return [f"{count:,} rows have no label, which is taken as none of the classes"] if count else []
+    return [f"{counted(count, 'row')} without a label, taken as none of the classes"] if count else []
 
 
 def _name_notes(counts: dict[str, int], task: str) -> list[str]:
     found = []
+    single = [name for name, count in counts.items() if count == 1]
+    if len(counts) > 3 and len(single) * 2 > len(counts):
+        found.append(
+            f"most labels ({len(single):,} of {len(counts):,}) have a single row, such as {single[0]!r}: "
+            "is this the label column, or has a delimiter that is not quoted shifted cells?"
+        )
     for name, alike in _look_alikes(counts):
         found.append(f"labels {alike!r} and {name!r} are different classes: is that meant?")
     joint = None if task == MULTI_LABEL else _joint(counts)
@@ -136,11 +144,11 @@ def _name_notes(counts: dict[str, int], task: str) -> list[str]:
 
 
 def _look_alikes(counts: dict[str, int]) -> list[tuple[str, str]]:
-    """Return pairs of labels that differ only in case, or that are the same number: "Spam" and "spam", "01" and "1"."""
+    """Return pairs of labels that differ only in case or in how a letter is coded, or that are the same number."""
     seen: dict[str, str] = {}
     pairs = []
     for name in counts:
-        plain = name.casefold()
+        plain = unicodedata.normalize("NFKC", name).casefold()
         if name.isdecimal():
             plain = name.lstrip("0") or "0"
         if plain in seen:
@@ -171,6 +179,6 @@ def check_trainable(rows: Rows, where: str) -> None:
     names = list(rows.counts)
     if not names or (len(names) == 1 and rows.task != MULTI_LABEL):
         raise DataError(
-            f"{where}: there must be at least 2 classes; got {names!r} in all {len(rows.dataset):,} rows. "
+            f"{where}: there must be at least 2 classes; got {names!r} in {counted(len(rows.dataset), 'row')}. "
             "Is this the label column? Set --label-column"
         )

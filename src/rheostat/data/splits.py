@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rheostat.data.checks import Groups
 from rheostat.data.options import MULTI_LABEL, REGRESSION
+from rheostat.data.wording import listed
 
 _BINS = 10
 _BATCH_ROWS = 10_000
@@ -102,19 +103,14 @@ def split_notes(counts: dict[str, int], dataset: Any, held: npt.NDArray[np.bool_
     held_counts = _count_names(dataset, held, task)
     single = [name for name, count in counts.items() if count == 1]
     if single:
-        found.append(f"labels with a single row, which stays in train: {_listed(single)}")
+        found.append(f"labels with a single row, which stays in train: {listed(single)}")
     absent = [name for name, count in counts.items() if count > 1 and not held_counts.get(name)]
     if absent:
-        found.append(f"labels without a row in validation: {_listed(absent)}")
+        found.append(f"labels without a row in validation: {listed(absent)}")
     lost = [name for name, count in counts.items() if count == held_counts.get(name)]
     if lost:
-        found.append(f"labels without a row in train: {_listed(lost)}")
+        found.append(f"labels without a row in train: {listed(lost)}")
     return found
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - 10
-    return ", ".join(map(repr, names[:10])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _count_names(dataset: Any, rows: npt.NDArray[np.bool_], task: str) -> Counter[str]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rheostat.data.optional import require
 from rheostat.data.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ReadOptions
 from rheostat.data.store import BLANKS, rewrite_column
+from rheostat.data.wording import counted, listed
 from rheostat.errors import DataError
 
 MAX_CLASSES = 100_000
@@ -33,13 +34,12 @@ class Found:
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.count:,} ({self.places})" if self.count else "0"
+        return f"{self.count:,} ({'row' if self.count == 1 else 'rows'} {self.places})" if self.count else "0"
 
     @property
     def places(self) -> str:
-        """Name the rows: "rows 6, 21, 34"; "..." stands for those that are only counted."""
-        more = ", ..." if self.count > len(self.rows) else ""
-        return f"{'row' if self.count == 1 else 'rows'} {', '.join(map(str, self.rows))}{more}"
+        """Number the rows: "6, 21, 34"; "..." stands for those that are only counted."""
+        return ", ".join(map(str, self.rows)) + (", ..." if self.count > len(self.rows) else "")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ def check_labels(survey: LabelSurvey, task: str, options: ReadOptions, where: st
         _check_numbers(survey, where)
         return
     if task == SINGLE_LABEL and survey.empty.count:
+        empty = survey.empty
         raise DataError(
-            f"{where}: a label must not be empty; got {survey.empty.count:,} empty ones in {survey.empty.places}. "
+            f"{where}: labels must not be empty; got '' in {counted(empty.count, 'row')}: {empty.places}. "
             "Fill them in or remove these rows"
         )
     if task == MULTI_LABEL and not survey.is_list and options.label_separator is None:
@@ -145,12 +146,13 @@ def check_labels(survey: LabelSurvey, task: str, options: ReadOptions, where: st
 def _check_numbers(survey: LabelSurvey, where: str) -> None:
     if not survey.not_numbers.count:
         return
-    bad = [name for name in survey.counts if not _is_number(name)][:SHOWN]
+    others = survey.not_numbers
+    bad = [name for name in survey.counts if not _is_number(name)]
     comma = any(_is_number(name.replace(",", ".", 1)) for name in bad)
     remedy = "Write decimal points" if comma else "Fill them in, remove these rows, or use --task single-label"
     raise DataError(
-        f"{where}: labels must be finite numbers for {REGRESSION}; got {survey.not_numbers.count:,} others, such as "
-        f"{', '.join(map(repr, bad))}, in {survey.not_numbers.places}. {remedy}"
+        f"{where}: labels must be finite numbers for {REGRESSION}; got {listed(bad)} "
+        f"in {counted(others.count, 'row')}: {others.places}. {remedy}"
     )
 
 
@@ -231,14 +233,11 @@ def check_known(dataset: Any, labels: Sequence[str], task: str, where: str = "la
     known = set(labels)
     unknown = {name: count for name, count in label_counts(dataset, task).items() if name not in known}
     if unknown:
-        listed = ", ".join(
-            f"{name!r} ({count:,} {'row' if count == 1 else 'rows'})" for name, count in list(unknown.items())[:SHOWN]
-        )
-        rest = len(unknown) - SHOWN
-        shown = ", ".join(map(repr, labels[:SHOWN])) + (", ..." if len(labels) > SHOWN else "")
+        named = [f"{name!r} ({counted(count, 'row')})" for name, count in list(unknown.items())[:SHOWN]]
+        more = f" and {len(unknown) - SHOWN:,} more" if len(unknown) > SHOWN else ""
         raise DataError(
-            f"{where}: labels must be among those of the training rows; got {len(unknown)} unknown: {listed}"
-            f"{f' and {rest} more' if rest > 0 else ''}. Known: {shown}. Mend these rows, or train with them"
+            f"{where}: labels must be among those of the training rows; got {len(unknown):,} unknown: "
+            f"{', '.join(named)}{more}. Known: {listed(labels)}. Mend these rows, or train with them"
         )
 
 
