@@ -119,11 +119,10 @@ def predict(
 ) -> None:
     """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
     shared.needs_training_extra()
-    import rheostat
-    from rheostat.model import BudgetedModel
+    from rheostat.model import BudgetedModel, load
 
     asked = 1.0 if budget is None and max_drop is None else shared.parsed(budget)
-    model = rheostat.load(folder)
+    model = load(folder)
     at: dict[str, float] = {}
     if isinstance(model, BudgetedModel):
         at["budget"] = shared.chosen_budget(model, asked, max_drop)

