@@ -222,7 +222,7 @@ def test_a_float16_checkpoint_is_trained_in_float32(tmp_path) -> None:  # type: 
     from transformers import AutoModelForSequenceClassification
 
     from rheostat.checkpoint import CheckpointInfo
-    from rheostat.pipeline import load_encoder
+    from rheostat.preparing import load_encoder
 
     folder = tiny_folder(tmp_path / "half")
     AutoModelForSequenceClassification.from_pretrained(folder).half().save_pretrained(folder)

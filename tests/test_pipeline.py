@@ -113,6 +113,7 @@ def test_every_method_leaves_a_checkpoint_that_is_what_its_table_says(
     else:
         assert loaded.info.trained_budgets == (max(options.min_budget, loaded.floor), 1.0)
     assert [line["budget"] for line in result.soft] == list(options.budgets)
+    assert all(0 <= line["macro_f1"] <= 1 and 0 <= line["accuracy"] <= 1 for line in result.soft)
 
 
 def test_training_learns_the_word_that_decides_the_label(model: str, tmp_path: Path) -> None:
@@ -215,6 +216,10 @@ OPTIONS: dict[str, Any] = {
     "selection": "top-k",
     "distill_weight": 0.1,
     "temperature": 8.0,
+    "gate_weight": 100.0,
+    "over_weight": 0.0,
+    "weight_decay": 10.0,
+    "random_budgets": 2,
     "class_weighting": True,
     "calibration_rows": 3,
     "max_train_rows": 20,
@@ -224,8 +229,32 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+# What does not change the result, each with a test of its own below.
+ASIDE = {"save_every", "report_to"}
+
+
 def test_no_option_is_without_a_test() -> None:
-    assert {field.name for field in fields(TrainOptions)} == set(OPTIONS)
+    assert {field.name for field in fields(TrainOptions)} == set(OPTIONS) | ASIDE
+
+
+def test_save_every_and_report_to_change_what_a_stage_leaves(
+    model: str, uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    original = pipeline.train_stage
+
+    def watched(objective: Any, rows: Any, collator: Any, sampler: Any, options: Any, folder: Path, title: str) -> Any:
+        facts = original(objective, rows, collator, sampler, options, folder, title)
+        seen[title] = [path.name for path in folder.rglob("*")]
+        return facts
+
+    monkeypatch.setattr(pipeline, "train_stage", watched)
+    changed = replace(SMALL, save_every=1, report_to="tensorboard")
+    pipeline.train(model, uneven, tmp_path / "out", changed, measure_latency=False)
+    assert any(name.startswith("checkpoint-") for name in seen["Warm start"])
+    assert any(name.startswith("events.out.tfevents") for name in seen["Warm start"])
+    pipeline.train(model, uneven, tmp_path / "other", SMALL, measure_latency=False)
+    assert not any(name.startswith(("checkpoint-", "events.")) for name in seen["Warm start"])
 
 
 SMALL = replace(QUICK, batch_size=8, adapt_epochs=1, soft_epochs=1, calibration_rows=16, max_train_rows=32)

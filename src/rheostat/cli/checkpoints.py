@@ -60,7 +60,15 @@ def evaluate(
 
     task = model.info.task or "single-label"
     read = shared.read_options(
-        text_column, text_pair_column, label_column, encoding, delimiter, no_header, task, label_separator, no_quotes
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        no_header=no_header,
+        task=task,
+        label_separator=label_separator,
+        no_quotes=no_quotes,
     )
     rows, notes = read_rows(data, read)
     for note in notes:

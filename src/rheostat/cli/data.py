@@ -39,24 +39,24 @@ def describe_data(
     limit = None
     if model is not None:
         from rheostat.data import token_limit
-        from rheostat.pipeline import load_tokenizer_of
+        from rheostat.preparing import load_tokenizer_of
         from rheostat.saving import load_config
 
         config = load_config(model)
         tokenizer = load_tokenizer_of(model)
         limit = token_limit(tokenizer, config)
     read = shared.read_options(
-        text_column,
-        text_pair_column,
-        label_column,
-        encoding,
-        delimiter,
-        no_header,
-        task,
-        label_separator,
-        no_quotes,
-        validation_share,
-        seed,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        no_header=no_header,
+        task=task,
+        label_separator=label_separator,
+        no_quotes=no_quotes,
+        validation_share=validation_share,
+        seed=seed,
     )
     report = describe(source, read, tokenizer, max_length=limit)
     if as_json:

@@ -54,35 +54,11 @@ LabelSeparator = Annotated[str | None, typer.Option(help="Splits a label cell in
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 
-def read_options(
-    text_column: str,
-    text_pair_column: str | None,
-    label_column: str,
-    encoding: str,
-    delimiter: str | None,
-    no_header: bool,
-    task: str | None,
-    label_separator: str | None,
-    no_quotes: bool,
-    validation_share: float = 0.1,
-    seed: int = 0,
-) -> ReadOptions:
-    """Return the reading options that the command line gave."""
+def read_options(*, no_header: bool, no_quotes: bool, **same: Any) -> ReadOptions:
+    """Return the reading options that the command line gave; all but the two flags keep their names."""
     from rheostat.data import ReadOptions
 
-    return ReadOptions(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        header=not no_header,
-        task=task,
-        label_separator=label_separator,
-        quotes=not no_quotes,
-        validation_share=validation_share,
-        seed=seed,
-    )
+    return ReadOptions(header=not no_header, quotes=not no_quotes, **same)
 
 
 def print_json(content: Any) -> None:

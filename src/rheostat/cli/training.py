@@ -77,6 +77,14 @@ def train(
     ] = "nested",
     distill_weight: Annotated[float, typer.Option(help="Weight of distillation against the labels, 0 to 1.")] = 0.7,
     temperature: Annotated[float, typer.Option(help="Temperature of the distillation.")] = 2.0,
+    gate_weight: Annotated[float, typer.Option(help="Price of the mean gate while gates are learned.")] = 0.0,
+    over_weight: Annotated[
+        float, typer.Option(help="Price of the soft share's squared excess over the budget while gates are learned.")
+    ] = 100.0,
+    weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
+    random_budgets: Annotated[int, typer.Option(min=0, help="Random budgets a sandwich step.")] = 1,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between states to resume from.")] = 100,
+    report_to: Annotated[str, typer.Option(help="Where the Trainer logs: none, tensorboard, wandb, ...")] = "none",
     class_weighting: Annotated[
         bool, typer.Option("--class-weighting", help="Weigh rows of rare classes more.")
     ] = False,
@@ -129,6 +137,12 @@ def train(
         selection=selection,
         distill_weight=distill_weight,
         temperature=temperature,
+        gate_weight=gate_weight,
+        over_weight=over_weight,
+        weight_decay=weight_decay,
+        random_budgets=random_budgets,
+        save_every=save_every,
+        report_to=report_to,
         class_weighting=class_weighting,
         calibration_rows=calibration_rows,
         max_train_rows=max_train_rows,
@@ -137,17 +151,17 @@ def train(
         precision=precision,
     )
     read = shared.read_options(
-        text_column,
-        text_pair_column,
-        label_column,
-        encoding,
-        delimiter,
-        no_header,
-        task,
-        label_separator,
-        no_quotes,
-        validation_share,
-        seed,
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        no_header=no_header,
+        task=task,
+        label_separator=label_separator,
+        no_quotes=no_quotes,
+        validation_share=validation_share,
+        seed=seed,
     )
     result = pipeline.train(
         model,
@@ -188,7 +202,7 @@ def demo_options(seed: int = 0) -> TrainOptions:
         adapt_epochs=1.5,
         max_length=64,
         sequence_length=64,
-        max_train_rows=3000,
+        max_train_rows=2600,
         seed=seed,
     )
 

@@ -1,0 +1,152 @@
+"""What a run needs before its first step: tokenized rows, and the encoder with a classifier for their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from rheostat.checkpoint import CheckpointInfo
+from rheostat.console import stderr
+from rheostat.data import Collator, Corpus, class_weights, token_limit, tokenize
+from rheostat.errors import CheckpointError, DataError
+from rheostat.recipe import TrainOptions
+from rheostat.saving import quiet_transformers
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokenized rows and what the model must know about them."""
+
+    train: Any
+    validation: Any
+    test: Any
+    collator: Collator
+    tokenizer: Any
+    info: CheckpointInfo
+    median_length: int
+    class_weights: tuple[float, ...] | None
+
+
+def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions) -> Prepared:
+    """Tokenize all parts of a corpus for a model.
+
+    Raises:
+        DataError: a task that can't be trained.
+    """
+    if corpus.task == "regression":
+        raise DataError(
+            "task must be single-label or multi-label to train; got regression. Use labels that are classes"
+        )
+    tokenizer = load_tokenizer_of(model_name)
+    limit = token_limit(tokenizer, config)
+    length = limit if options.max_length is None else min(options.max_length, limit)
+    labels = corpus.labels if options.warm_epochs > 0 else model_labels(config, corpus.labels)
+    train_rows = corpus.train
+    if options.max_train_rows is not None and options.max_train_rows < len(train_rows):
+        chosen = np.random.default_rng(options.seed).permutation(len(train_rows))[: options.max_train_rows]
+        train_rows = train_rows.select(np.sort(chosen))
+    parts = {"train": train_rows, "validation": corpus.validation, "test": corpus.test}
+    tokens = {
+        name: tokenize(part, tokenizer, labels=labels, task=corpus.task, max_length=length)
+        for name, part in parts.items()
+        if part is not None
+    }
+    for name, part in tokens.items():
+        stderr.print(f"- {name}: {len(part.dataset):,} rows; {part.note()}", markup=False, soft_wrap=True)
+    encoded = np.asarray(tokens["train"].dataset["labels"])
+    weighted = options.class_weighting and corpus.task == "single-label"
+    return Prepared(
+        train=tokens["train"].dataset,
+        validation=tokens["validation"].dataset,
+        test=tokens["test"].dataset if "test" in tokens else None,
+        collator=Collator(tokenizer),
+        tokenizer=tokenizer,
+        info=CheckpointInfo(corpus.task, labels, length, training={"seed": options.seed}),
+        median_length=int(tokens["train"].median_length),
+        class_weights=tuple(class_weights(encoded, len(labels)).tolist()) if weighted else None,
+    )
+
+
+def model_labels(config: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the label names of a fine-tuned model, in the order of its logits, if they are those of the data.
+
+    Raises:
+        DataError: the model's classes are others than those of the data.
+    """
+    names = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+    if set(names) == set(labels) and len(names) == len(labels):
+        return names
+    raise DataError(
+        f"labels must be those of the fine-tuned model, {list(names)[:20]}; got {list(labels)[:20]}. "
+        "Rename them in the data or the model's config, or train with warm_epochs above 0"
+    )
+
+
+def load_tokenizer_of(model_name: str) -> Any:
+    """Return the tokenizer of a model folder or Hub name.
+
+    Raises:
+        CheckpointError: there is none; transformers then makes one that knows no word.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"model must have a tokenizer; got {model_name!r}: {reason}") from None
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise CheckpointError(
+            f"model must have a tokenizer with words; {model_name!r} has none. Save the tokenizer beside the model"
+        )
+    return tokenizer
+
+
+def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool) -> Any:
+    """Return the encoder with a classifier for the labels, in float32; only the head may be new, if it is trained.
+
+    Raises:
+        CheckpointError: a weight is missing or unreadable, or the model has a classifier of another size.
+    """
+    names = dict(enumerate(info.labels))
+    problem = "multi_label_classification" if info.task == "multi-label" else "single_label_classification"
+    try:
+        with quiet_transformers():
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                model_name,
+                num_labels=len(names),
+                id2label=names,
+                label2id={name: i for i, name in names.items()},
+                problem_type=problem,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+            )
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"weights of {model_name!r} must be readable; got {error}: cut short or damaged. Copy them again"
+        ) from None
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise CheckpointError(
+            f"model must have a classifier for the {len(names)} labels of the data, or none; {model_name!r} has one of "
+            "another size. Give the encoder that it was fine-tuned from, or data with its labels"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"model must load with {len(names)} labels; got {model_name!r}: {reason}") from None
+    prefix = f"{model.base_model_prefix}."
+    missing = sorted(report["missing_keys"])
+    lost = [name for name in missing if name.startswith(prefix) and ".pooler." not in name]
+    if lost:
+        raise CheckpointError(f"model must hold all encoder weights; {model_name!r} lacks {', '.join(lost[:5])}")
+    if missing and not head_is_trained:
+        raise CheckpointError(
+            f"model must be fine-tuned already to train with warm_epochs 0; {model_name!r} lacks "
+            f"{', '.join(missing[:5])}. Give a fine-tuned model, or warm_epochs above 0"
+        )
+    return model

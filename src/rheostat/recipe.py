@@ -1,0 +1,136 @@
+"""Everything that decides the result of training, with the reasons of the defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending
+from rheostat.cost import check_cost_model
+from rheostat.errors import OptionError
+from rheostat.model import SELECTIONS
+from rheostat.subnet import DEFAULT_NEURON_BLOCK
+
+ADAPT_METHODS = ("sandwich", "straight-through", "none")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Everything that decides the result of :func:`train`, with the reasons of the defaults.
+
+    Attributes:
+        warm_epochs: Dense fine-tuning; 0 for a model that is fine-tuned already.
+        soft_epochs: Learning the gates with the weights frozen: otherwise weights grow back what gates take.
+        adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
+            paper), or ``none``.
+        adapt_epochs: Passes of the adapt stage.
+        learning_rate: Of the warm start.
+        adapt_learning_rate: Of the adapt stage; larger, because most subnets start far from their optimum.
+        gate_learning_rate: Of the gates; 1,000 times that of the weights.
+        soft_learning_rate: Of the weights in the soft stage; 0 freezes them, the paper trains them.
+        batch_size: Rows a step.
+        accumulation: Batches a step.
+        cost: What a budget is a share of: ``macs`` or ``heads``.
+        sequence_length: Tokens a sequence for ``macs``; None takes the median of the training rows.
+        max_length: Longest input in tokens; None takes what tokenizer and model allow.
+        min_budget: Smallest budget that is trained.
+        neuron_block: Neurons a unit.
+        min_heads_per_layer: What every layer keeps; None for the cost model's usual minimum.
+        min_neurons_per_layer: The same for neurons.
+        selection: ``nested`` or ``top-k``.
+        distill_weight: Distillation against the task loss.
+        temperature: Of the distillation.
+        gate_weight: Price of the cost-weighted mean gate while gates are learned; the budget already bounds it.
+        over_weight: Price of the squared excess of the soft share over the budget.
+        weight_decay: Of matrices.
+        random_budgets: Random budgets a sandwich step, beside the largest or the smallest.
+        class_weighting: Whether rare classes weigh more in the task loss.
+        calibration_rows: Training rows that importance is measured on.
+        max_train_rows: Rows to train on at most; None for all.
+        budgets: Budgets of the table.
+        seed: Of everything random.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        save_every: Steps between states that a killed run resumes from.
+        report_to: Where the Trainer logs: ``none``, ``tensorboard`` (in the run's ``.partial`` folder), ...
+    """
+
+    warm_epochs: float = 3.0
+    soft_epochs: float = 0.25
+    adapt: str = "sandwich"
+    adapt_epochs: float = 2.0
+    learning_rate: float = 5e-5
+    adapt_learning_rate: float = 1e-4
+    gate_learning_rate: float = 5e-2
+    soft_learning_rate: float = 0.0
+    batch_size: int = 32
+    accumulation: int = 1
+    cost: str = "macs"
+    sequence_length: int | None = None
+    max_length: int | None = None
+    min_budget: float = 0.1
+    neuron_block: int = DEFAULT_NEURON_BLOCK
+    min_heads_per_layer: int | None = None
+    min_neurons_per_layer: int | None = None
+    selection: str = "nested"
+    distill_weight: float = 0.7
+    temperature: float = 2.0
+    gate_weight: float = 0.0
+    over_weight: float = 100.0
+    weight_decay: float = 0.01
+    random_budgets: int = 1
+    class_weighting: bool = False
+    calibration_rows: int = 512
+    max_train_rows: int | None = None
+    budgets: tuple[float, ...] = DEFAULT_BUDGETS
+    seed: int = 0
+    precision: str = "fp32"
+    save_every: int = 100
+    report_to: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be used before anything long starts."""
+        check_cost_model(self.cost)
+        check_budget(self.min_budget)
+        descending(self.budgets)
+        _one_of("adapt", self.adapt, ADAPT_METHODS)
+        _one_of("selection", self.selection, SELECTIONS)
+        _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
+        for name in ("warm_epochs", "soft_epochs", "adapt_epochs", "learning_rate", "adapt_learning_rate"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("gate_weight", "over_weight", "weight_decay", "random_budgets"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("gate_learning_rate", "soft_learning_rate", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("batch_size", "accumulation", "calibration_rows", "neuron_block", "save_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("sequence_length", "max_length", "max_train_rows"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        self._check_rates()
+        if self.min_budget == 1.0:
+            raise OptionError("min_budget must be below 1, so that there is something to train; got 1.0. Try 0.1")
+        if not 0.0 < self.temperature < math.inf:
+            raise OptionError(f"temperature must be above 0; got {self.temperature!r}. The default is 2")
+        if not 0.0 <= self.distill_weight <= 1.0:
+            raise OptionError(f"distill_weight must be in [0, 1]; got {self.distill_weight!r}. The default is 0.7")
+
+    def _check_rates(self) -> None:
+        """Refuse a stage that would train nothing."""
+        stages = {
+            "learning_rate": self.warm_epochs > 0 and not self.learning_rate,
+            "gate_learning_rate": self.soft_epochs > 0 and not (self.gate_learning_rate or self.soft_learning_rate),
+            "adapt_learning_rate": self.adapt != "none" and self.adapt_epochs > 0 and not self.adapt_learning_rate,
+        }
+        for name, trains_nothing in stages.items():
+            if trains_nothing:
+                raise OptionError(f"{name} must be above 0 in a stage with epochs; got 0. Set the epochs to 0 instead")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(known)}; got {value!r}. The default is {known[0]}")
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not least <= value < math.inf:
+        raise OptionError(f"{name} must be at least {least}; got {value!r}. See rheostat train --help")
