@@ -21,7 +21,8 @@ from speed import untrained
 from rheostat.demo_assets import fetch_minilm, fetch_reuters_r8
 from rheostat.losses import budget_loss
 from rheostat.measure import measure
-from rheostat.pipeline import TrainOptions, train
+from rheostat.pipeline import train
+from rheostat.recipe import TrainOptions
 from rheostat.timing import random_inputs
 
 STEP_BUDGETS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.12)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import FAMILIES, make_inputs, make_model, odd_subnets
+from random_models import FAMILIES, make_inputs, make_model, odd_subnets
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, LABELS, make_inputs, make_model, odd_subnets
+from random_models import FAMILIES, LABELS, make_inputs, make_model, odd_subnets
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 import rheostat
 from rheostat import pipeline
 from rheostat.cli.app import app
-from rheostat.pipeline import TrainOptions
+from rheostat.recipe import TrainOptions
 
 COMMANDS = ("train", "demo", "evaluate", "materialize", "predict", "measure", "data")
 QUICK = TrainOptions(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, make_inputs, make_model, odd_subnets
+from random_models import FAMILIES, make_inputs, make_model, odd_subnets
 from torch import Tensor, nn
 
 import rheostat

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_inputs, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import make_inputs, make_model
 
 import rheostat
 from rheostat import CostTable, ModelShape, UnitOrder

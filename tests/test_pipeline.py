@@ -28,7 +28,9 @@ from rheostat.data import Collator, ReadOptions, read_rows, tokenize
 from rheostat.errors import BudgetError, CheckpointError, DataError, OptionError, RheostatError
 from rheostat.evaluation import class_predictions, collect_logits, evaluate_budgets, predictions_quality
 from rheostat.model import BudgetedModel
-from rheostat.pipeline import TrainOptions, TrainResult
+from rheostat.pipeline import TrainResult
+from rheostat.recipe import TrainOptions
+from rheostat.training import training_arguments
 
 QUICK = TrainOptions(
     warm_epochs=1,
@@ -245,16 +247,16 @@ def test_save_every_and_report_to_change_what_a_stage_leaves(
 
     def watched(objective: Any, rows: Any, collator: Any, sampler: Any, options: Any, folder: Path, title: str) -> Any:
         facts = original(objective, rows, collator, sampler, options, folder, title)
-        seen[title] = [path.name for path in folder.rglob("*")]
+        events = [path for path in folder.rglob("events.out.tfevents*")]
+        seen[title] = (training_arguments(options, folder).save_steps, bool(events))
         return facts
 
     monkeypatch.setattr(pipeline, "train_stage", watched)
     changed = replace(SMALL, save_every=1, report_to="tensorboard")
     pipeline.train(model, uneven, tmp_path / "out", changed, measure_latency=False)
-    assert any(name.startswith("checkpoint-") for name in seen["Warm start"])
-    assert any(name.startswith("events.out.tfevents") for name in seen["Warm start"])
+    assert seen["Warm start"] == seen["Adapt"] == (1, True)
     pipeline.train(model, uneven, tmp_path / "other", SMALL, measure_latency=False)
-    assert not any(name.startswith(("checkpoint-", "events.")) for name in seen["Warm start"])
+    assert seen["Warm start"] == seen["Adapt"] == (SMALL.save_every, False)
 
 
 SMALL = replace(QUICK, batch_size=8, adapt_epochs=1, soft_epochs=1, calibration_rows=16, max_train_rows=32)

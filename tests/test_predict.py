@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LABELS, make_model
+from random_models import LABELS, make_model
 
 import rheostat
 from rheostat import OptionError

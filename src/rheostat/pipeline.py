@@ -233,7 +233,8 @@ def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOption
     for line in work.record["soft"]:
         stderr.print(
             f"- soft gates at {line['budget']:g}: accuracy {line['accuracy']:.4f}, macro F1 {line['macro_f1']:.4f}, "
-            f"mean gate {line['mean_gate']:.3f}, estimated cost {line['soft_share']:.3f}"
+            f"mean gate {line['mean_gate']:.3f}, estimated cost {line['soft_share']:.3f}",
+            soft_wrap=True,
         )
     return work.finish("soft", facts, model)
 

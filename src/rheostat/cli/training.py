@@ -11,7 +11,8 @@ from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
 from rheostat.cli import options as shared
 
 if TYPE_CHECKING:
-    from rheostat.pipeline import TrainOptions, TrainResult
+    from rheostat.pipeline import TrainResult
+    from rheostat.recipe import TrainOptions
 
 DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
 
@@ -115,8 +116,9 @@ def train(
     """
     shared.needs_training_extra()
     from rheostat import pipeline
+    from rheostat.recipe import TrainOptions
 
-    chosen = pipeline.TrainOptions(
+    chosen = TrainOptions(
         warm_epochs=warm_epochs,
         soft_epochs=soft_epochs,
         adapt=adapt,
@@ -193,7 +195,7 @@ def print_result(result: TrainResult, *, as_json: bool) -> None:
 # Two thirds of R8 and short texts: all three stages, the table and the plot within 12 minutes on two cores.
 def demo_options(seed: int = 0) -> TrainOptions:
     """Return the options of the demo."""
-    from rheostat.pipeline import TrainOptions
+    from rheostat.recipe import TrainOptions
 
     return TrainOptions(
         warm_epochs=2.0,
