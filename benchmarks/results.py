@@ -16,7 +16,8 @@ def save(name: str, content: dict[str, Any]) -> Path:
     """Write ``results/NAME.json`` and print its headline."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no paths of a machine
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *shown])
     record = {"command": command, "environment": environment(), **content}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(content.get("headline", {}), indent=1))
