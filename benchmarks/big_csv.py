@@ -1,7 +1,7 @@
 """Measure reading, checking and tokenizing a large CSV file: rows a second and memory, as JSON with the conditions.
 
-    python benchmarks/data/big_csv.py --rows 2000000 --output benchmarks/data/big_csv.json
-    python benchmarks/data/big_csv.py --rows 100000 --tokenizer bert-base-uncased
+    python benchmarks/big_csv.py --rows 2000000 --output benchmarks/results/big_csv.json
+    python benchmarks/big_csv.py --rows 100000 --tokenizer bert-base-uncased
 
 A file of invented support texts is written to a temporary folder, then read by a fresh process at a tenth of the rows
 and at all of them, so that memory can be compared: flat means that it does not grow with the file.
@@ -107,7 +107,7 @@ def main() -> None:
         file_bytes = large.stat().st_size
     rates = [float(str(run["rows_per_s"])) for run in runs["all"]]
     result = {
-        "command": f"python benchmarks/data/big_csv.py --rows {options.rows} --rounds {options.rounds}"
+        "command": f"python benchmarks/big_csv.py --rows {options.rows} --rounds {options.rounds}"
         + (f" --tokenizer {options.tokenizer}" if options.tokenizer else ""),
         "what": "read_corpus: read, check, detect the task, find repeats, hold out validation rows",
         "file_bytes": file_bytes,
