@@ -276,7 +276,7 @@ def test_a_label_that_only_validation_has_is_warned_of(write):
 @pytest.mark.slow
 def test_a_large_file_is_read_fast_and_in_flat_memory(tmp_path):
     """Fewer rows than benchmarks/big_csv.py reads, and the least speed that is promised."""
-    benchmark = Path(__file__).parents[2] / "benchmarks" / "data" / "big_csv.py"
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "big_csv.py"
     command = [sys.executable, str(benchmark), "--rows", "400000", "--rounds", "1"]
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     (small,), (large,) = result["runs"]["tenth"], result["runs"]["all"]
