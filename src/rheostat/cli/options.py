@@ -134,8 +134,9 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
         )
     best = cheapest_within([Quality.from_json(record) for record in model.info.evaluation], max_drop)
     stderr.print(
-        f"Budget {best.budget:g}: {best.drop_points:+.2f} points below full on {best.rows:,} validation rows "
-        f"(95 % interval {best.drop_low:+.2f} to {best.drop_high:+.2f}).",
+        f"Budget {best.budget:g}: {best.drop_points:.2f} points below full on {best.rows:,} validation rows "
+        f"(95 % interval {best.drop_low:.2f} to {best.drop_high:.2f}).",
         highlight=False,
+        soft_wrap=True,
     )
     return best.budget
