@@ -26,9 +26,10 @@ from rheostat import pipeline, training
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.data import Collator, ReadOptions, read_rows, tokenize
 from rheostat.errors import BudgetError, CheckpointError, DataError, OptionError, RheostatError
-from rheostat.evaluation import class_predictions, collect_logits, evaluate_budgets, predictions_quality
+from rheostat.evaluation import class_predictions, collect_logits, evaluate_budgets
 from rheostat.model import BudgetedModel
 from rheostat.pipeline import TrainResult
+from rheostat.quality import quality_at
 from rheostat.recipe import TrainOptions
 from rheostat.training import training_arguments
 
@@ -145,9 +146,7 @@ def test_several_labels_a_row(tmp_path: Path) -> None:
 
 def test_multi_label_quality_is_exact_match_and_the_mean_f1_of_the_classes() -> None:
     labels = np.array([[1, 0], [0, 0], [1, 1], [0, 1]])
-    found = predictions_quality(
-        "multi-label", 0.5, np.array([[1, 0], [0, 1], [1, 0], [0, 1]]), labels, np.array(labels), 2
-    )
+    found = quality_at(0.5, np.array([[1, 0], [0, 1], [1, 0], [0, 1]]), labels, full_predictions=np.array(labels))
     assert (found.accuracy, found.macro_f1, found.drop_points) == (0.5, (1.0 + 0.5) / 2, 50.0)
     assert class_predictions("multi-label", np.array([[0.1, -0.1]], np.float32)).tolist() == [[1, 0]]
     assert class_predictions("single-label", np.array([[0.1, 0.3]], np.float32)).tolist() == [1]

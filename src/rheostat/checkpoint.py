@@ -108,7 +108,7 @@ def check_replaceable(target: Path) -> None:
     """
     if not target.exists():
         return
-    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
+    if not target.is_dir() or (any(target.iterdir()) and not is_checkpoint(target)):
         raise CheckpointError(
             f"output must be a new folder, an empty one or a rheostat checkpoint; got {str(target)!r}. "
             "Choose another name, or move what is there"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +16,7 @@ from rheostat.data import length_buckets
 from rheostat.errors import OptionError
 from rheostat.losses import model_inputs
 from rheostat.model import BudgetedModel, Form
-from rheostat.quality import Quality, multilabel_f1, quality_at
+from rheostat.quality import Quality, quality_at
 
 Forward = Callable[..., Any]
 
@@ -107,35 +106,8 @@ def evaluate_budgets(
         title = f"Evaluating budget {budget:g}" if progress else None
         logits = budget_logits(model, rows, collator, budget, form=form, batch_size=batch_size, title=title)
         predictions[budget] = class_predictions(task, logits)
+    classes = np.arange(len(model.info.labels)) if model.info.labels else None
     return [
-        predictions_quality(task, budget, predictions[budget], labels, predictions[1.0], len(model.info.labels))
+        quality_at(budget, predictions[budget], labels, full_predictions=predictions[1.0], label_set=classes)
         for budget in budgets
     ]
-
-
-def predictions_quality(
-    task: str,
-    budget: float,
-    predictions: NDArray[np.int64],
-    labels: NDArray[Any],
-    full_predictions: NDArray[np.int64],
-    classes: int,
-) -> Quality:
-    """Return what the class predictions of one budget score, beside those of budget 1.0 on the same rows.
-
-    Multi-label: a row is right when all its classes are; macro F1 is the mean over the classes.
-
-    Args:
-        task: ``single-label`` or ``multi-label``.
-        budget: The budget.
-        predictions: (N,) class ids, or (N, C) zeros and ones for multi-label.
-        labels: The same for the truth.
-        full_predictions: The same for budget 1.0.
-        classes: C, or 0 where it is not known.
-    """
-    if task != "multi-label":
-        known = np.arange(classes) if classes else None
-        return quality_at(budget, predictions, labels, full_predictions=full_predictions, label_set=known)
-    right, full_right = ((rows == labels).all(axis=1) for rows in (predictions, full_predictions))  # (N,)
-    quality = quality_at(budget, right, np.ones(len(right), bool), full_predictions=full_right)
-    return dataclasses.replace(quality, macro_f1=multilabel_f1(predictions, labels)[0])

@@ -125,15 +125,20 @@ def quality_at(
     samples: int = 2000,
     seed: int = 0,
 ) -> Quality:
-    """Return the quality of one budget's class ids (N,), beside those of the full model on the same rows."""
+    """Return the quality of one budget's predictions, beside those of the full model on the same rows.
+
+    All are class ids (N,), or 0/1 tables (N, C) for multi-label: there a row is right when every column is, and
+    macro F1 is the mean over the columns, whatever `label_set` says.
+    """
     predicted, wanted = _paired("predictions", predictions, "labels", labels)
     full, _ = _paired("full_predictions", full_predictions, "labels", labels)
-    drop = paired_bootstrap(full == wanted, predicted == wanted, samples=samples, seed=seed)
+    drop = paired_bootstrap(_correct(full, wanted), _correct(predicted, wanted), samples=samples, seed=seed)
+    multi = wanted.ndim == 2
     return Quality(
         budget=float(budget),
         rows=len(wanted),
         accuracy=accuracy(predicted, wanted),
-        macro_f1=macro_f1(predicted, wanted, label_set=label_set),
+        macro_f1=multilabel_f1(predicted, wanted)[0] if multi else macro_f1(predicted, wanted, label_set=label_set),
         drop_points=drop.value,
         drop_low=drop.low,
         drop_high=drop.high,
