@@ -18,7 +18,7 @@ LAYERS = (
     {"architectures", "data", "forms", "gates", "importance", "materialize", "reorder"},
     {"checkpoint", "materialized", "model", "predict", "saving"},
     {"losses", "objectives", "training"},
-    {"evaluation", "measure", "quality"},
+    {"calibration", "evaluation", "measure", "quality"},
     {"report", "timing"},
     {"__main__", "cli", "demo_assets", "pipeline", "preparing", "recipe", "work"},
 )

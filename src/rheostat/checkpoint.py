@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import uuid
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ class CheckpointInfo:
         trained_budgets: Smallest and largest budget seen in training; None before any.
         evaluation: One record an operating point, as :mod:`rheostat.quality` writes them.
         training: How it was trained: data, seed, epochs, seconds of every stage.
+        temperatures: (budget, temperature), smallest budget first: what divides the logits before probabilities.
     """
 
     task: str | None = None
@@ -38,6 +41,19 @@ class CheckpointInfo:
     trained_budgets: tuple[float, float] | None = None
     evaluation: tuple[dict[str, Any], ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
+    temperatures: tuple[tuple[float, float], ...] = ()
+
+    def temperature_at(self, budget: float) -> float:
+        """Return what divides the logits of ``budget``: between fitted budgets on a line in log T, 1 without any."""
+        if not self.temperatures:
+            return 1.0
+        budgets, values = zip(*self.temperatures, strict=True)
+        above = bisect_left(budgets, budget)
+        if above in (0, len(budgets)):
+            return values[min(above, len(budgets) - 1)]
+        low, high = budgets[above - 1], budgets[above]
+        part = (budget - low) / (high - low)
+        return math.exp((1.0 - part) * math.log(values[above - 1]) + part * math.log(values[above]))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -47,6 +63,7 @@ class CheckpointInfo:
             "max_length": self.max_length,
             "trained_budgets": None if self.trained_budgets is None else list(self.trained_budgets),
             "evaluation": list(self.evaluation),
+            "temperatures": [list(pair) for pair in self.temperatures],
             "training": self.training,
         }
 
@@ -60,6 +77,7 @@ class CheckpointInfo:
             max_length=record["max_length"],
             trained_budgets=None if budgets is None else (float(budgets[0]), float(budgets[1])),
             evaluation=tuple(record["evaluation"]),
+            temperatures=tuple((float(b), float(t)) for b, t in record.get("temperatures", ())),
             training=dict(record["training"]),
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
+from rheostat.calibration import expected_calibration_error
+from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
 from rheostat.data import length_buckets
 from rheostat.errors import OptionError
@@ -97,17 +100,62 @@ def evaluate_budgets(
     Raises:
         BudgetError: a budget that can't be reached, before anything runs.
     """
+    logits = grid_logits(model, rows, collator, budgets, form=form, batch_size=batch_size, progress=progress)
+    return score_budgets(model.info, logits, rows["labels"], budgets)
+
+
+def grid_logits(
+    model: BudgetedModel,
+    rows: Any,
+    collator: Any,
+    budgets: Sequence[float],
+    *,
+    form: Form = "sliced",
+    batch_size: int = 64,
+    progress: bool = True,
+) -> dict[float, NDArray[np.float32]]:
+    """Return the logits (N, C) of budget 1.0 and of every other budget.
+
+    Raises:
+        BudgetError: a budget that can't be reached, before anything runs.
+    """
     for budget in budgets:
         model.subnet(budget)
-    task = model.info.task or "single-label"
-    labels = np.asarray(rows["labels"])
-    predictions: dict[float, NDArray[np.int64]] = {}
-    for budget in dict.fromkeys([1.0, *budgets]):
-        title = f"Evaluating budget {budget:g}" if progress else None
-        logits = budget_logits(model, rows, collator, budget, form=form, batch_size=batch_size, title=title)
-        predictions[budget] = class_predictions(task, logits)
-    classes = np.arange(len(model.info.labels)) if model.info.labels else None
-    return [
-        quality_at(budget, predictions[budget], labels, full_predictions=predictions[1.0], label_set=classes)
-        for budget in budgets
-    ]
+    return {
+        budget: budget_logits(
+            model,
+            rows,
+            collator,
+            budget,
+            form=form,
+            batch_size=batch_size,
+            title=f"Evaluating budget {budget:g}" if progress else None,
+        )
+        for budget in dict.fromkeys([1.0, *budgets])
+    }
+
+
+def score_budgets(
+    info: CheckpointInfo, logits: Mapping[float, NDArray[np.float32]], labels: Any, budgets: Sequence[float]
+) -> list[Quality]:
+    """Return what the logits (N, C) of each budget score, beside those of budget 1.0.
+
+    Args:
+        info: Task, label names and temperatures.
+        logits: By budget, that of 1.0 included.
+        labels: (N,) class ids, or (N, C) zeros and ones.
+        budgets: Budgets to report.
+    """
+    task, wanted = info.task or "single-label", np.asarray(labels)
+    classes = np.arange(len(info.labels)) if info.labels else None
+    full = class_predictions(task, logits[1.0])
+    qualities = []
+    for budget in budgets:
+        found = class_predictions(task, logits[budget])
+        quality = quality_at(budget, found, wanted, full_predictions=full, label_set=classes)
+        raw, calibrated = (
+            expected_calibration_error(logits[budget], wanted, task, temperature=temperature)
+            for temperature in (1.0, info.temperature_at(budget))
+        )
+        qualities.append(replace(quality, calibration_error=calibrated, calibration_error_raw=raw))
+    return qualities

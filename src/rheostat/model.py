@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rheostat.architectures import ArchitectureSpec, find_spec
@@ -38,12 +40,13 @@ from rheostat.saving import (
     read_budgeted,
     write_budgeted,
 )
-from rheostat.subnet import KINDS, ModelShape, StoredOrder, Subnet, cut_units
+from rheostat.subnet import KINDS, ModelShape, StoredOrder, Subnet, Unit, cut_units
 
 Form = Literal["sliced", "gated", "soft", "straight-through"]
 FORMS: tuple[Form, ...] = ("sliced", "gated", "soft", "straight-through")
 Selection = Literal["nested", "top-k"]
 SELECTIONS: tuple[Selection, ...] = ("nested", "top-k")
+OnsetRule = Callable[[Sequence[Unit], NDArray[np.float64], CostTable], NDArray[np.float64]]
 
 # Keyword arguments that Hugging Face models take beyond their signatures.
 _OUTPUT_OPTIONS = frozenset({"output_attentions", "output_hidden_states", "return_dict"})
@@ -388,10 +391,14 @@ class BudgetedModel(
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
 
-    def order_by_importance(self, importance: Importance) -> Importance:
+    def order_by_importance(self, importance: Importance, *, onset: OnsetRule = balanced_onset) -> Importance:
         """Sort neurons by importance inside their layers, then order all units by it, and start the gates there.
 
-        Heads and neurons are each divided by their own kind's mean first. Returns the scores in the new positions.
+        Returns the scores in the new positions.
+
+        Args:
+            importance: Scores of single heads and neurons in present positions.
+            onset: (units, scores (U,), costs) -> (U,): ranks the units, smaller = earlier.
         """
         ranking = importance.neuron_ranking()
         permute(self.base, self.spec, self.shape.head_dim, ranking)
@@ -399,8 +406,9 @@ class BudgetedModel(
         importance = importance.moved(ranking)
         units = sorted(self.order.units, key=lambda u: (u.layer, KINDS.index(u.kind), u.start))
         scores = importance.of_units(units)
-        onset = balanced_onset(units, scores, self.costs)
-        arrangement = arrange(self.shape, self.costs, units, onset, importance=scores, minimum=self.minimum)
+        arrangement = arrange(
+            self.shape, self.costs, units, onset(units, scores, self.costs), importance=scores, minimum=self.minimum
+        )
         permute(self.base, self.spec, self.shape.head_dim, arrangement.positions)
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
@@ -408,13 +416,18 @@ class BudgetedModel(
         return importance.moved(arrangement.positions)
 
     def freeze_order(self) -> None:
-        """Make the gates' onsets the order, store units in it, and project the gates onto it; ties keep their order."""
+        """Make the gates' onsets the order, and store units in it; ties keep their order.
+
+        Nested gates are projected onto it. Those of ``top-k`` stay as they were learned: projected, they would choose
+        what the order chooses.
+        """
         rank = -torch.arange(len(self.order.units), dtype=torch.float64).numpy()
         arrangement = arrange(
             self.shape, self.costs, self.order.units, self.gates.onset(), importance=rank, minimum=self.minimum
         )
         self.rearrange(arrangement)
-        self.project_gates()
+        if self.selection == "nested":
+            self.project_gates()
 
     def project_gates(self) -> None:
         """Move every gate so that it crosses 1/2 at the budget where its unit switches on."""

@@ -46,6 +46,7 @@ class BudgetSampler:
         low: Smallest budget.
         random_budgets: Random budgets a sandwich step.
         full_share: Share of soft and straight-through steps at budget 1.0, a point of its own.
+        only: Budgets that every step trains instead: a specialist.
         seed: Of the draws.
     """
 
@@ -53,6 +54,7 @@ class BudgetSampler:
     low: float
     random_budgets: int = 1
     full_share: float = 0.1
+    only: tuple[float, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class BudgetSampler:
         """Return the budgets of optimizer step ``step``, batch ``part`` of it under accumulation."""
         if self.stage == "dense":
             return (1.0,)
+        if self.only:
+            return self.only
         draws = np.random.default_rng([self.seed, step, part])
         if self.stage != "sandwich":
             full = draws.random() < self.full_share

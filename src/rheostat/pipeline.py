@@ -16,10 +16,11 @@ import transformers
 from numpy.typing import NDArray
 
 from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending, reachable
+from rheostat.calibration import fit_temperatures
 from rheostat.checkpoint import check_replaceable
 from rheostat.console import is_main_process, stderr
 from rheostat.data import ReadOptions, length_buckets, read_corpus
-from rheostat.evaluation import budget_logits, evaluate_budgets
+from rheostat.evaluation import budget_logits, evaluate_budgets, grid_logits, score_budgets
 from rheostat.importance import gradient_importance
 from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
@@ -138,9 +139,11 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
         info=rows.info,
         tokenizer=rows.tokenizer,
     )
+    asked = options.adapt_budgets
     if options.budgets != DEFAULT_BUDGETS:  # of the usual grid the table shows what can be reached
-        for budget in options.budgets:
-            check_budget(budget, floor=budgeted.floor)
+        asked += options.budgets
+    for budget in asked:
+        check_budget(budget, floor=budgeted.floor)
     facts: dict[str, Any] = {"seconds": 0.0, "epochs": options.warm_epochs}
     if options.warm_epochs > 0:
         objective = Objective(budgeted, "dense", LossOptions(distill_weight=0.0, class_weights=rows.class_weights))
@@ -278,7 +281,11 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
     facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": options.adapt_epochs}
     if options.adapt != "none" and options.adapt_epochs > 0:
         sampler = BudgetSampler(
-            options.adapt, _low(model, options), random_budgets=options.random_budgets, seed=options.seed
+            options.adapt,
+            _low(model, options),
+            random_budgets=options.random_budgets,
+            only=options.adapt_budgets,
+            seed=options.seed,
         )
         stage = _stage(
             options,
@@ -286,10 +293,12 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
             options.adapt_learning_rate,
             gate_learning_rate=options.gate_learning_rate / 10 if straight else 0.0,
             freeze_embeddings=True,
+            dropout=options.adapt_dropout,
         )
         objective = Objective(model, options.adapt, _losses(options, rows), teacher)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Adapt")
-        model.info = dataclasses.replace(model.info, trained_budgets=(sampler.low, 1.0))
+        trained = options.adapt_budgets or (sampler.low, 1.0)
+        model.info = dataclasses.replace(model.info, trained_budgets=(min(trained), max(trained)))
     if straight and model.selection == "nested":
         model.project_gates()  # the order stays the one that was trained
     return work.finish("adapt", facts, model)
@@ -308,7 +317,11 @@ def _finish(
 ) -> TrainResult:
     """Evaluate, measure, and put the checkpoint in place."""
     budgets = reachable(descending((1.0, *options.budgets)), model.floor)
-    validated = evaluate_budgets(model, rows.validation, rows.collator, budgets)
+    logits = grid_logits(model, rows.validation, rows.collator, budgets)
+    labels = rows.validation["labels"]
+    temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
+    model.info = dataclasses.replace(model.info, temperatures=temperatures)
+    validated = score_budgets(model.info, logits, labels, budgets)
     tested: list[Quality] = validated
     if rows.test is not None:
         tested = evaluate_budgets(model, rows.test, rows.collator, budgets)

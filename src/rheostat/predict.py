@@ -21,7 +21,8 @@ class Prediction:
     Attributes:
         label: The class as it was written in the training data; several for multi-label; None for regression.
         score: Probability of the label (the smallest of several), or the predicted value for regression.
-        probabilities: Probability of every class; empty for regression.
+        probabilities: Probability of every class, calibrated where the checkpoint holds temperatures; empty for
+            regression.
         budget: The budget that was asked for.
     """
 
@@ -95,11 +96,12 @@ def _encode(tokenizer: Any, text: str | Sequence[str], max_length: int) -> dict[
 
 
 def interpret(logits: Tensor, info: CheckpointInfo, budget: float) -> list[Prediction]:
-    """Return the predictions that logits (B, C) mean for the task of ``info``."""
+    """Return the predictions that logits (B, C) of ``budget`` mean: its temperature divides them first."""
     names = info.labels or tuple(f"LABEL_{i}" for i in range(logits.shape[-1]))
     if info.task == "regression":
         return [Prediction(None, value, {}, budget) for value in logits[:, 0].tolist()]
     multi = info.task == "multi-label"
+    logits = logits / info.temperature_at(budget)
     probabilities = (torch.sigmoid(logits) if multi else torch.softmax(logits, dim=-1)).tolist()
     return [_classified(names, row, multi, budget) for row in probabilities]
 

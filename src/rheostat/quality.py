@@ -31,7 +31,8 @@ class Quality:
     """What one budget scores on `rows` labelled rows, and how far below the full model that is.
 
     Accuracy and macro F1 are fractions. The drop is (full - this) in points of accuracy, so above 0 is
-    worse; its interval is the paired bootstrap's.
+    worse; its interval is the paired bootstrap's. The expected calibration errors, fractions too, are those of
+    the probabilities that are predicted, and (raw) of those without the budget's temperature.
     """
 
     budget: float
@@ -41,6 +42,8 @@ class Quality:
     drop_points: float
     drop_low: float
     drop_high: float
+    calibration_error: float | None = None
+    calibration_error_raw: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""

@@ -24,6 +24,8 @@ class TrainOptions:
         adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
             paper), or ``none``.
         adapt_epochs: Passes of the adapt stage.
+        adapt_budgets: Budgets to train instead of the whole range: a specialist; empty for all.
+        adapt_dropout: Whether dropout is active in the adapt stage; half a model has little left to drop.
         learning_rate: Of the warm start.
         adapt_learning_rate: Of the adapt stage; larger, because most subnets start far from their optimum.
         gate_learning_rate: Of the gates; 1,000 times that of the weights.
@@ -58,6 +60,8 @@ class TrainOptions:
     soft_epochs: float = 0.25
     adapt: str = "sandwich"
     adapt_epochs: float = 2.0
+    adapt_budgets: tuple[float, ...] = ()
+    adapt_dropout: bool = False
     learning_rate: float = 5e-5
     adapt_learning_rate: float = 1e-4
     gate_learning_rate: float = 5e-2
@@ -92,6 +96,8 @@ class TrainOptions:
         check_cost_model(self.cost)
         check_budget(self.min_budget)
         descending(self.budgets)
+        for budget in self.adapt_budgets:
+            check_budget(budget)
         _one_of("adapt", self.adapt, ADAPT_METHODS)
         _one_of("selection", self.selection, SELECTIONS)
         _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,7 @@ class StageOptions:
         weight_decay: Of matrices; never of gates, biases and norms.
         warmup_share: Share of the steps in which the learning rate rises.
         freeze_embeddings: Whether embeddings stay as they are.
+        dropout: Whether the model's dropout is active.
         save_every: Steps between checkpoints that a run can resume from.
         seed: Of data order and dropout.
         precision: ``fp32``, ``bf16`` or ``fp16`` (mixed precision).
@@ -53,6 +55,7 @@ class StageOptions:
     weight_decay: float = 0.01
     warmup_share: float = 0.06
     freeze_embeddings: bool = False
+    dropout: bool = True
     save_every: int = 200
     seed: int = 0
     precision: str = "fp32"
@@ -236,6 +239,20 @@ def set_trainable(objective: Objective, options: StageOptions) -> None:
         cast(Any, model.base).get_input_embeddings().requires_grad_(False)
 
 
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Set the probability of every dropout of ``model`` to 0 within the block."""
+    modules = [module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    before = [module.p for module in modules]
+    for module in modules:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, p in zip(modules, before, strict=True):
+            module.p = p
+
+
 def train_stage(
     objective: Objective,
     rows: Any,
@@ -277,7 +294,8 @@ def train_stage(
     trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(folder)
     try:
-        result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        with nullcontext() if options.dropout else without_dropout(objective):
+            result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     finally:
         interrupt.restore()
         for parameter, flag in before.items():

@@ -44,6 +44,13 @@ def train(
         str, typer.Option(help="How hard subnets are trained: sandwich, straight-through or none.")
     ] = "sandwich",
     adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 2.0,
+    adapt_budgets: Annotated[
+        str | None,
+        typer.Option(help="Train these budgets alone, comma separated: a specialist. By default the whole range."),
+    ] = None,
+    adapt_dropout: Annotated[
+        bool, typer.Option("--adapt-dropout", help="Keep dropout on while hard subnets are trained.")
+    ] = False,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the warm start.")] = 5e-5,
     adapt_learning_rate: Annotated[float, typer.Option(help="Learning rate of the weights in the adapt stage.")] = 1e-4,
     gate_learning_rate: Annotated[
@@ -124,6 +131,8 @@ def train(
         soft_epochs=soft_epochs,
         adapt=adapt,
         adapt_epochs=adapt_epochs,
+        adapt_budgets=() if adapt_budgets is None else parse_budgets(adapt_budgets),
+        adapt_dropout=adapt_dropout,
         learning_rate=learning_rate,
         adapt_learning_rate=adapt_learning_rate,
         gate_learning_rate=gate_learning_rate,
