@@ -56,7 +56,7 @@ def printed(points: list[OperatingPoint], conditions: dict[str, Any] = CONDITION
 
 
 def test_join_takes_every_figure_from_its_owner() -> None:
-    quality = Quality(0.5, 1000, 0.91, 0.90, 0.6, 0.1, 1.1)
+    quality = Quality(0.5, 1000, 0.91, 0.90, 0.6, 0.1, 1.1, 0.013, 0.045)
     measurement = Measurement("half", 35, (20.0,) * 7, 19.0, 19.5, 20.0, 21.0, 22.0, 1.9, 1.85, 1.96, "faster")
     joined = OperatingPoint.join(
         budget=0.5,
@@ -69,7 +69,7 @@ def test_join_takes_every_figure_from_its_owner() -> None:
         measurement=measurement,
     )
     assert joined == OperatingPoint(
-        0.5, 0.497, 345, 16, 36, 4608, 0.91, 0.90, 0.6, 0.1, 1.1, 20.0, 1.9, 1.85, 1.96, "faster"
+        0.5, 0.497, 345, 16, 36, 4608, 0.91, 0.90, 0.6, 0.1, 1.1, 20.0, 1.9, 1.85, 1.96, "faster", 0.013, 0.045
     )
 
 
@@ -103,6 +103,13 @@ def test_markdown_holds_each_figure_in_its_column() -> None:
     assert lines[3] == "| 1 | 92.6% | 91.7% | 690M | 22.5M | 61.8 ms | 1.00x |"
     assert lines[-1].endswith("Conditions: batch 8, sequence length 64, threads 1.")
     assert "95 % intervals" in lines[-1]
+
+
+def test_the_calibration_error_of_each_budget_is_said_below_the_table() -> None:
+    sure = [point(budget, calibration_error=0.013, calibration_error_raw=0.045) for budget in (0.5, 0.25)]
+    last = to_markdown([full(), *sure], CONDITIONS).splitlines()[-1]
+    assert "calibration error, without temperature in brackets: 0.25 1.3% (4.5%), 0.5 1.3% (4.5%). Cond" in last
+    assert "alibration" not in to_markdown([full()], CONDITIONS)
 
 
 def test_a_speedup_inside_the_noise_is_named_and_not_numbered() -> None:

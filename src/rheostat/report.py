@@ -31,7 +31,8 @@ class OperatingPoint:
     """Everything known about one budget: what was asked, what is kept, what it scores, and how fast it is.
 
     `budget` was asked for and `share` is what the subnet costs (fractions of the full model). Kept units are
-    totals over all layers. Accuracy and macro F1 are fractions; the drop is in points against the full model.
+    totals over all layers. Accuracy, macro F1 and the expected calibration errors (raw: without temperature) are
+    fractions; the drop is in points against the full model.
     What was not measured is None.
     """
 
@@ -51,6 +52,8 @@ class OperatingPoint:
     speedup_low: float | None = None
     speedup_high: float | None = None
     verdict: str | None = None
+    calibration_error: float | None = None
+    calibration_error_raw: float | None = None
 
     @classmethod
     def join(
@@ -93,7 +96,9 @@ class OperatingPoint:
 
 
 def _quality_fields(quality: Quality | None) -> dict[str, Any]:
-    names = ("accuracy", "macro_f1", "drop_points", "drop_low", "drop_high")
+    names = (
+        "accuracy", "macro_f1", "drop_points", "drop_low", "drop_high", "calibration_error", "calibration_error_raw",
+    )  # fmt: skip
     return {} if quality is None else {name: getattr(quality, name) for name in names}
 
 
@@ -190,8 +195,14 @@ def _digits(value: float) -> str:
 def _caption(points: Sequence[OperatingPoint], conditions: Mapping[str, Any] | None) -> Text:
     has_intervals = any("[" in cell for point in points for cell in _cells(point))
     stated = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (conditions or {}).items())
-    sentences = [BRACKETS] * has_intervals + [f"Conditions: {stated}."] * bool(stated)
+    errors = ", ".join(_calibration(point) for point in _sorted(points) if point.calibration_error is not None)
+    calibration = f"Expected calibration error, without temperature in brackets: {errors}."
+    sentences = [BRACKETS] * has_intervals + [calibration] * bool(errors) + [f"Conditions: {stated}."] * bool(stated)
     return Text(" ".join(sentences))  # not str, in which rich would read a user's [words] as markup
+
+
+def _calibration(point: OperatingPoint) -> str:
+    return f"{point.budget:g} {_percent(point.calibration_error)} ({_percent(point.calibration_error_raw)})"
 
 
 def latency_conditions(table: LatencyTable) -> dict[str, Any]:
