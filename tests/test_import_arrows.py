@@ -20,7 +20,9 @@ LAYERS = (
     {"losses", "objectives", "training"},
     {"calibration", "evaluation", "measure", "quality"},
     {"report", "timing"},
-    {"__main__", "cli", "demo_assets", "pipeline", "preparing", "recipe", "work"},
+    {"pipeline", "preparing", "recipe", "work"},
+    {"compare"},
+    {"__main__", "cli", "demo_assets"},
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 ROOT_NAMES = {"__version__"}  # all that a module may take from the package itself; other names come from their homes

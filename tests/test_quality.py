@@ -189,13 +189,21 @@ def test_a_bootstrap_never_holds_rows_times_samples() -> None:
     assert peak_bytes < 7600 * 2000 / 10
 
 
+def test_seeds_over_the_same_rows_are_averaged_before_rows_are_drawn() -> None:
+    one, other = [1, 1, 0, 1] * 50, [1, 0, 0, 1] * 50
+    alone = paired_bootstrap(one, other)
+    assert paired_bootstrap([one, one], [other, other]) == alone  # a second look at the same rows adds nothing
+    mixed = paired_bootstrap([one, other], [other, one])
+    assert (mixed.value, mixed.low, mixed.high) == (0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("correct", "options", "message"),
     [
         ([1, 0], {"samples": 0}, "samples must be at least 1; got 0"),
         ([1, 0], {"level": 1.0}, r"level must be between 0 and 1; got 1\.0"),
         ([2, 0], {}, "correct_a must be true or false for each row"),
-        ([[1, 0]], {}, "correct_a must be true or false for each row"),
+        ([[[1, 0]]], {}, "correct_a must be true or false for each row"),
     ],
 )
 def test_bad_bootstraps_are_refused(correct: Any, options: dict[str, Any], message: str) -> None:

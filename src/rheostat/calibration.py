@@ -1,4 +1,4 @@
-"""How far a model's confidence is from how often it is right, and the one temperature a budget that brings them together.
+"""How far confidence is from how often a model is right, and the one temperature a budget that brings them together.
 
 Smaller subnets are unsure in other ways than the full model: without a temperature of its own, the same probability
 means another chance to be right at every budget.

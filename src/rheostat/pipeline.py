@@ -20,14 +20,14 @@ from rheostat.calibration import fit_temperatures
 from rheostat.checkpoint import check_replaceable
 from rheostat.console import is_main_process, stderr
 from rheostat.data import ReadOptions, length_buckets, read_corpus
-from rheostat.evaluation import budget_logits, evaluate_budgets, grid_logits, score_budgets
+from rheostat.evaluation import budget_logits, grid_logits, score_budgets
 from rheostat.importance import gradient_importance
 from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import BudgetedModel, Selection, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
 from rheostat.preparing import Prepared, load_encoder, prepare
-from rheostat.quality import Quality, score
+from rheostat.quality import score
 from rheostat.recipe import TrainOptions
 from rheostat.report import OperatingPoint, latency_conditions
 from rheostat.saving import load_config
@@ -47,6 +47,7 @@ class TrainResult:
         latency: The measurement behind the table, or None.
         stages: Seconds and more of every stage.
         soft: Soft evaluation on validation rows: budget, accuracy, macro F1, mean gate, share (the estimated cost).
+        logits: Of the rows of the table, (N, C), by budget.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class TrainResult:
     latency: LatencyTable | None
     stages: dict[str, Any]
     soft: list[dict[str, float]]
+    logits: dict[float, NDArray[np.float32]]
 
     def training_seconds(self) -> float:
         """Return the wall time of all stages: steps, order, and the teacher's logits; without the table."""
@@ -77,6 +79,7 @@ def train(
     measure_latency: bool = True,
     batch: int = 8,
     threads: int = 1,
+    soft_out: str | os.PathLike[str] | None = None,
     restart: bool = False,
 ) -> TrainResult:
     """Train one checkpoint for all budgets: warm start, budgeted (soft gates), adapt (hard subnets), table.
@@ -92,6 +95,7 @@ def train(
         measure_latency: Whether to time the materialized budgets for the table.
         batch: Rows a timed call.
         threads: Threads of the timing.
+        soft_out: Folder for the soft checkpoint too, its gates as they were learned; None keeps none.
         restart: Throw a partial run away.
 
     Raises:
@@ -100,7 +104,8 @@ def train(
     """
     options = options or TrainOptions()
     out = Path(out)
-    check_replaceable(out)
+    for folder in (out, *([] if soft_out is None else [Path(soft_out)])):
+        check_replaceable(folder)
     config = load_config(model_name)
     key = {
         "model": model_name,
@@ -120,6 +125,8 @@ def train(
     teacher = _teacher_logits(work, model, rows)
     rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
     model = _soft(work, model, rows, options)
+    if soft_out is not None and is_main_process():
+        work.load("soft").save_pretrained(soft_out)
     model = _adapt(work, model, rows, options)
     return _finish(work, model, rows, options, out, measure_latency=measure_latency, batch=batch, threads=threads)
 
@@ -139,7 +146,7 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
         info=rows.info,
         tokenizer=rows.tokenizer,
     )
-    asked = options.adapt_budgets
+    asked = options.train_budgets
     if options.budgets != DEFAULT_BUDGETS:  # of the usual grid the table shows what can be reached
         asked += options.budgets
     for budget in asked:
@@ -177,10 +184,10 @@ def _stage(options: TrainOptions, epochs: float, learning_rate: float, **changes
 
 
 def order_by_data(model: BudgetedModel, rows: Prepared, options: TrainOptions) -> None:
-    """Order the units of a fine-tuned model by importance on training rows."""
-    count = min(options.calibration_rows, len(rows.train))
-    chosen = np.random.default_rng(options.seed).permutation(len(rows.train))[:count]
-    picked = rows.train.select(np.sort(chosen))
+    """Order the units of a fine-tuned model by importance on some of its rows."""
+    split = rows.validation if options.calibration_split == "validation" else rows.train
+    chosen = np.random.default_rng(options.seed).permutation(len(split))[: options.calibration_rows]
+    picked = split.select(np.sort(chosen))
     task = model.info.task or "single-label"
     batches = (
         {name: tensor.to(model.device) for name, tensor in rows.collator(list(picked.select(ids))).items()}
@@ -223,7 +230,9 @@ def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOption
         losses = _losses(options, rows)
         # With the weights frozen nothing can be learned at 1.0, where every gate is 1.
         full_share = 0.1 if options.soft_learning_rate > 0 else 0.0
-        sampler = BudgetSampler("soft", _low(model, options), full_share=full_share, seed=options.seed)
+        sampler = BudgetSampler(
+            "soft", _low(model, options), full_share=full_share, only=options.train_budgets, seed=options.seed
+        )
         stage = _stage(
             options,
             options.soft_epochs,
@@ -278,18 +287,19 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
     straight = options.adapt == "straight-through"
     teacher = work.load("soft") if straight else None
     model.freeze_order()
-    facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": options.adapt_epochs}
-    if options.adapt != "none" and options.adapt_epochs > 0:
+    epochs = 0.0 if options.adapt == "none" else options.adapt_epochs
+    facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": epochs}
+    if epochs > 0:
         sampler = BudgetSampler(
             options.adapt,
             _low(model, options),
             random_budgets=options.random_budgets,
-            only=options.adapt_budgets,
+            only=options.train_budgets,
             seed=options.seed,
         )
         stage = _stage(
             options,
-            options.adapt_epochs,
+            epochs,
             options.adapt_learning_rate,
             gate_learning_rate=options.gate_learning_rate / 10 if straight else 0.0,
             freeze_embeddings=True,
@@ -297,7 +307,7 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
         )
         objective = Objective(model, options.adapt, _losses(options, rows), teacher)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Adapt")
-        trained = options.adapt_budgets or (sampler.low, 1.0)
+        trained = options.train_budgets or (sampler.low, 1.0)
         model.info = dataclasses.replace(model.info, trained_budgets=(min(trained), max(trained)))
     if straight and model.selection == "nested":
         model.project_gates()  # the order stays the one that was trained
@@ -322,9 +332,10 @@ def _finish(
     temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
     model.info = dataclasses.replace(model.info, temperatures=temperatures)
     validated = score_budgets(model.info, logits, labels, budgets)
-    tested: list[Quality] = validated
+    tested = validated
     if rows.test is not None:
-        tested = evaluate_budgets(model, rows.test, rows.collator, budgets)
+        logits = grid_logits(model, rows.test, rows.collator, budgets)
+        tested = score_budgets(model.info, logits, rows.test["labels"], budgets)
     stages = work.record["stages"]
     training = {**model.info.training, "stages": stages, "options": asdict(options)}
     evaluation = tuple(quality.to_json() for quality in validated)
@@ -345,4 +356,5 @@ def _finish(
         latency=latency,
         stages=stages,
         soft=work.record["soft"],
+        logits=logits,
     )

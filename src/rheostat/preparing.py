@@ -46,11 +46,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = corpus.labels if options.warm_epochs > 0 else model_labels(config, corpus.labels)
-    train_rows = corpus.train
-    if options.max_train_rows is not None and options.max_train_rows < len(train_rows):
-        chosen = np.random.default_rng(options.seed).permutation(len(train_rows))[: options.max_train_rows]
-        train_rows = train_rows.select(np.sort(chosen))
-    parts = {"train": train_rows, "validation": corpus.validation, "test": corpus.test}
+    parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
     tokens = {
         name: tokenize(part, tokenizer, labels=labels, task=corpus.task, max_length=length)
         for name, part in parts.items()
@@ -70,6 +66,15 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         median_length=int(tokens["train"].median_length),
         class_weights=tuple(class_weights(encoded, len(labels)).tolist()) if weighted else None,
     )
+
+
+def training_rows(corpus: Corpus, options: TrainOptions) -> Any:
+    """Return the rows to train on: all, or ``max_train_rows`` of them in their order."""
+    count = len(corpus.train)
+    if options.max_train_rows is None or options.max_train_rows >= count:
+        return corpus.train
+    chosen = np.random.default_rng(options.seed).permutation(count)[: options.max_train_rows]
+    return corpus.train.select(np.sort(chosen))
 
 
 def model_labels(config: Any, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -98,23 +98,23 @@ def paired_bootstrap(
 ) -> Interval:
     """Return accuracy of a - accuracy of b in points, with its bootstrap interval over the rows.
 
-    Row i of both says whether that row was answered correctly. Paired: a row that both models get right or
-    both get wrong adds no noise. Drawing rows with replacement only decides how often the outcomes +1, 0
-    and -1 come up, so each sample is one multinomial draw, whatever the number of rows.
+    Entry i of both, (N,), says whether row i was answered correctly; (S, N) holds S seeds over the same rows, which
+    are averaged a row at a time first. Paired: a row that both models get right or both get wrong adds no noise.
+    Drawing rows with replacement only decides how often each difference comes up, so each sample is one
+    multinomial draw, whatever the number of rows.
 
     >>> paired_bootstrap([1, 1, 1, 0], [1, 1, 0, 0]).value
     25.0
     """
     first, second = _paired("correct_a", correct_a, "correct_b", correct_b)
     _check_bootstrap(samples, level)
-    difference = _as_correct("correct_a", first) - _as_correct("correct_b", second)  # (N,) of -1, 0, 1
-    rows = len(difference)
-    wins, losses = int((difference == 1).sum()), int((difference == -1).sum())
-    shares = np.array([wins, losses, rows - wins - losses]) / rows
-    drawn = np.random.default_rng(seed).multinomial(rows, shares, size=samples)  # (samples, 3)
-    points = (drawn[:, 0] - drawn[:, 1]) * (100 / rows)
+    differences = np.atleast_2d(_as_correct("correct_a", first) - _as_correct("correct_b", second))  # (S, N)
+    seeds, rows = differences.shape
+    values, counts = np.unique(differences.sum(axis=0), return_counts=True)  # of -S ... S
+    drawn = np.random.default_rng(seed).multinomial(rows, counts / rows, size=samples)  # (samples, V)
+    points = (drawn @ values) * (100 / rows / seeds)
     low, high = np.quantile(points, [(1 - level) / 2, (1 + level) / 2])
-    value = (wins - losses) * 100 / rows
+    value = float(counts @ values) * 100 / rows / seeds
     return Interval(value, min(float(low), value), max(float(high), value))
 
 
@@ -237,7 +237,7 @@ def _correct(predicted: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]
 
 
 def _as_correct(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    if values.ndim != 1 or not np.isin(values, (0, 1)).all():
+    if values.ndim not in (1, 2) or not np.isin(values, (0, 1)).all():
         raise OptionError(f"{name} must be true or false for each row; got {values!r}. Compare predictions and labels.")
     return values.astype(np.int64)
 

@@ -24,7 +24,7 @@ class TrainOptions:
         adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
             paper), or ``none``.
         adapt_epochs: Passes of the adapt stage.
-        adapt_budgets: Budgets to train instead of the whole range: a specialist; empty for all.
+        train_budgets: Budgets that gates and subnets are trained at instead of the whole range: a specialist.
         adapt_dropout: Whether dropout is active in the adapt stage; half a model has little left to drop.
         learning_rate: Of the warm start.
         adapt_learning_rate: Of the adapt stage; larger, because most subnets start far from their optimum.
@@ -47,7 +47,8 @@ class TrainOptions:
         weight_decay: Of matrices.
         random_budgets: Random budgets a sandwich step, beside the largest or the smallest.
         class_weighting: Whether rare classes weigh more in the task loss.
-        calibration_rows: Training rows that importance is measured on.
+        calibration_rows: Rows that importance is measured on.
+        calibration_split: ``train``, or ``validation`` as post-hoc pruning does.
         max_train_rows: Rows to train on at most; None for all.
         budgets: Budgets of the table.
         seed: Of everything random.
@@ -60,7 +61,7 @@ class TrainOptions:
     soft_epochs: float = 0.25
     adapt: str = "sandwich"
     adapt_epochs: float = 2.0
-    adapt_budgets: tuple[float, ...] = ()
+    train_budgets: tuple[float, ...] = ()
     adapt_dropout: bool = False
     learning_rate: float = 5e-5
     adapt_learning_rate: float = 1e-4
@@ -84,6 +85,7 @@ class TrainOptions:
     random_budgets: int = 1
     class_weighting: bool = False
     calibration_rows: int = 512
+    calibration_split: str = "train"
     max_train_rows: int | None = None
     budgets: tuple[float, ...] = DEFAULT_BUDGETS
     seed: int = 0
@@ -96,9 +98,10 @@ class TrainOptions:
         check_cost_model(self.cost)
         check_budget(self.min_budget)
         descending(self.budgets)
-        for budget in self.adapt_budgets:
+        for budget in self.train_budgets:
             check_budget(budget)
         _one_of("adapt", self.adapt, ADAPT_METHODS)
+        _one_of("calibration_split", self.calibration_split, ("train", "validation"))
         _one_of("selection", self.selection, SELECTIONS)
         _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
         for name in ("warm_epochs", "soft_epochs", "adapt_epochs", "learning_rate", "adapt_learning_rate"):

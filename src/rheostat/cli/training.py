@@ -44,7 +44,7 @@ def train(
         str, typer.Option(help="How hard subnets are trained: sandwich, straight-through or none.")
     ] = "sandwich",
     adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 2.0,
-    adapt_budgets: Annotated[
+    train_budgets: Annotated[
         str | None,
         typer.Option(help="Train these budgets alone, comma separated: a specialist. By default the whole range."),
     ] = None,
@@ -97,7 +97,10 @@ def train(
     class_weighting: Annotated[
         bool, typer.Option("--class-weighting", help="Weigh rows of rare classes more.")
     ] = False,
-    calibration_rows: Annotated[int, typer.Option(min=1, help="Training rows that importance is measured on.")] = 512,
+    calibration_rows: Annotated[int, typer.Option(min=1, help="Rows that importance is measured on.")] = 512,
+    calibration_split: Annotated[
+        str, typer.Option(help="Where they come from: train, or validation as post-hoc pruning does.")
+    ] = "train",
     max_train_rows: Annotated[int | None, typer.Option(min=1, help="Train on at most this many rows.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
     text_column: shared.TextColumn = "text",
@@ -114,6 +117,9 @@ def train(
     batch: shared.Batch = 8,
     threads: shared.Threads = 1,
     measure: Annotated[bool, typer.Option(help="Time the materialized budgets for the table.")] = True,
+    soft_out: Annotated[
+        Path | None, typer.Option(help="Folder for the soft checkpoint too, as the gates were learned.")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -131,7 +137,7 @@ def train(
         soft_epochs=soft_epochs,
         adapt=adapt,
         adapt_epochs=adapt_epochs,
-        adapt_budgets=() if adapt_budgets is None else parse_budgets(adapt_budgets),
+        train_budgets=() if train_budgets is None else parse_budgets(train_budgets),
         adapt_dropout=adapt_dropout,
         learning_rate=learning_rate,
         adapt_learning_rate=adapt_learning_rate,
@@ -157,6 +163,7 @@ def train(
         report_to=report_to,
         class_weighting=class_weighting,
         calibration_rows=calibration_rows,
+        calibration_split=calibration_split,
         max_train_rows=max_train_rows,
         budgets=parse_budgets(budgets),
         seed=seed,
@@ -184,6 +191,7 @@ def train(
         measure_latency=measure,
         batch=batch,
         threads=threads,
+        soft_out=soft_out,
         restart=restart,
     )
     print_result(result, as_json=as_json)

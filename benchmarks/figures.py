@@ -1,0 +1,103 @@
+"""The curve on whole data sets: one checkpoint for all budgets against dense models and specialists, on test rows.
+
+    python benchmarks/figures.py ag_news=DATA/ag_news --seeds 0 1 --specialists 0.5 0.25
+
+Everything is `rheostat compare` with the default recipe: the dense model, one trained for as many epochs in all, the
+budgeted model and, with --specialists, one model a budget by the same recipe. Resumable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import results
+
+from rheostat.budget import DEFAULT_BUDGETS
+from rheostat.compare import Answers, Comparison, Outcome, difference, lines_of, right_rows
+from rheostat.data import ReadOptions
+from rheostat.demo_assets import fetch_minilm
+from rheostat.evaluation import score_budgets
+from rheostat.model import load
+from rheostat.recipe import TrainOptions
+
+RESULTS = results.RESULTS / "figures.json"
+OTHERS = ("dense", "dense-equal", "specialist")
+
+
+def below(found: list[Outcome], answers: dict[int, Answers], budget: float, other: str) -> dict[str, Any] | None:
+    """Return how many points the budgeted model is below another one at a budget: a seed, all, and the interval."""
+    own = {o.seed: o for o in found if o.method == "sandwich" and o.budget == budget}
+    wanted = budget if other == "specialist" else None
+    rival = {o.seed: o for o in found if o.method == other and o.budget == wanted}
+    if not rival:
+        return None
+    pairs = [(right_rows(rival[s], answers[s]), right_rows(own[s], answers[s])) for s in sorted(own)]
+    points, low, high = difference([a for a, _ in pairs], [b for _, b in pairs], [answers[s].rows for s in sorted(own)])
+    seeds = [float(a.mean() - b.mean()) * 100 for a, b in pairs]
+    return {"points": points, "low": low, "high": high, "seeds": seeds}
+
+
+def calibration(found: list[Outcome], answers: dict[int, Answers], out: Path) -> dict[str, Any]:
+    """Return the expected calibration errors on test rows, with and without the saved temperatures, by seed."""
+    table: dict[str, Any] = {}
+    for seed in answers:
+        info = load(out / f"seed-{seed}" / "sandwich").info
+        logits = {o.budget: o.logits for o in found if o.method == "sandwich" and o.seed == seed}
+        for quality in score_budgets(info, logits, answers[seed].labels, list(logits)):
+            entry = table.setdefault(
+                f"{quality.budget:g}", {"temperature": [], "before": [], "after": [], "macro_f1": []}
+            )
+            entry["temperature"].append(info.temperature_at(quality.budget))
+            entry["before"].append(quality.calibration_error_raw)
+            entry["after"].append(quality.calibration_error)
+            entry["macro_f1"].append(quality.macro_f1)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="NAME=FOLDER")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--specialists", nargs="*", type=float, default=[])
+    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--max-train-rows", type=int)
+    parser.add_argument("--work", type=Path, default=Path("runs/figures"))
+    arguments = parser.parse_args()
+    name, folder = arguments.data.split("=", 1)
+    options = TrainOptions(
+        max_length=arguments.max_length,
+        sequence_length=arguments.max_length,
+        max_train_rows=arguments.max_train_rows,
+    )
+    out = arguments.work / name
+    comparison = Comparison(str(fetch_minilm()), folder, out, options, ReadOptions())
+    budgets = DEFAULT_BUDGETS[1:]
+    found, answers = comparison.outcomes(("dense", "sandwich"), budgets, arguments.seeds)
+    for methods, points in ((("dense-equal",), budgets), (("specialist",), arguments.specialists)):
+        if points:
+            more, _ = comparison.outcomes(methods, points, arguments.seeds)
+            found += [outcome for outcome in more if outcome.method != "dense"]
+    points = {
+        f"{budget:g}": {other: below(found, answers, budget, other) for other in OTHERS} for budget in DEFAULT_BUDGETS
+    }
+    record = {
+        "rows_read": len(answers[arguments.seeds[0]].labels),
+        "options": asdict(options),
+        "below": points,
+        "calibration": calibration(found, answers, out),
+        "lines": [line.to_json() for line in lines_of(found, answers)],
+    }
+    runs = json.loads(RESULTS.read_text("utf-8"))["runs"] if RESULTS.is_file() else {}
+    runs[name] = record
+    headline = {
+        key: {budget: entry["dense"]["points"] for budget, entry in run["below"].items()} for key, run in runs.items()
+    }
+    results.save("figures", {"headline": headline, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Run a comparison: one folder, one finished method after the other, the same call goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+from numpy.typing import NDArray
+
+from rheostat.architectures import find_spec
+from rheostat.budget import DEFAULT_BUDGETS, descending
+from rheostat.checkpoint import is_checkpoint
+from rheostat.compare.linear import linear_logits
+from rheostat.compare.methods import METHODS, Method, Plan
+from rheostat.compare.table import Answers, Line, Outcome, lines_of
+from rheostat.console import stderr
+from rheostat.data import Corpus, ReadOptions, read_corpus
+from rheostat.errors import CheckpointError, OptionError
+from rheostat.evaluation import budget_logits
+from rheostat.model import BudgetedModel, Form, load
+from rheostat.pipeline import train
+from rheostat.preparing import Prepared, load_tokenizer_of, prepare, training_rows
+from rheostat.recipe import TrainOptions
+from rheostat.saving import load_config, quiet_transformers
+from rheostat.subnet import Subnet
+from rheostat.work import fingerprint
+
+# Checkpoints that later methods or people start from; those of single budgets go when they were read.
+KEPT = ("dense", "sandwich")
+
+
+def compare(
+    model_name: str,
+    data: str,
+    out: str | os.PathLike[str],
+    *,
+    methods: Sequence[str] = ("dense", "dense-equal", "post-hoc", "recovered", "fewer-layers", "linear", "sandwich"),
+    budgets: Sequence[float] = DEFAULT_BUDGETS[1:],
+    options: TrainOptions | None = None,
+    read_options: ReadOptions | None = None,
+    seeds: Sequence[int] = (0,),
+) -> list[Line]:
+    """Train and read every method at every budget for every seed, and return the table.
+
+    ``OUT`` keeps what is finished, the dense and the budgeted checkpoints, and the logits of all rows that were read:
+    test rows where there are any, else validation rows. The same call goes on after Ctrl-C.
+
+    Args:
+        model_name: Folder or Hub name of a Hugging Face encoder.
+        data: A file, a folder with train / validation / test files, or a Hub data set.
+        out: Folder of the comparison.
+        methods: Names in :data:`METHODS`; ``dense`` always runs.
+        budgets: Points of the budgeted and the pruned models, below 1; the full model of each is read as well.
+        options: Of the budgeted model; everything else is derived from it.
+        read_options: How ``data`` is read; the seed is that of each run.
+        seeds: One run each.
+
+    Raises:
+        RheostatError: anything that is wrong with the arguments, before anything long starts.
+        Interrupted: Ctrl-C.
+    """
+    comparison = Comparison(model_name, data, Path(out), options or TrainOptions(), read_options or ReadOptions())
+    return comparison.run(methods, budgets, seeds)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared on: model, data, recipe. See :func:`compare`."""
+
+    model_name: str
+    data: str
+    out: Path
+    options: TrainOptions
+    read_options: ReadOptions
+
+    def run(self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]) -> list[Line]:
+        """Run what is missing and return the table."""
+        return lines_of(*self.outcomes(methods, budgets, seeds))
+
+    def outcomes(
+        self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]
+    ) -> tuple[list[Outcome], dict[int, Answers]]:
+        """Run what is missing and return what every model answered, and the right answers of every seed."""
+        unknown = sorted(set(methods) - set(METHODS))
+        if unknown or not seeds:
+            raise OptionError(f"methods must be among {', '.join(METHODS)}; got {', '.join(unknown) or 'no seed'}")
+        chosen = ["dense", *(name for name in METHODS if name in methods and name != "dense")]
+        asked = tuple(budget for budget in descending(budgets) if budget < 1.0)
+        if not asked:
+            raise OptionError(f"budgets must hold one below 1; got {list(budgets)!r}. Pass for example 0.5,0.25")
+        self._claim()
+        outcomes: list[Outcome] = []
+        answers = {}
+        for seed in dict.fromkeys(seeds):
+            run = _SeedRun(self, seed)
+            for name in chosen:
+                outcomes += run.outcomes(name, METHODS[name], asked)
+            answers[seed] = run.answers
+        return outcomes, answers
+
+    def _claim(self) -> None:
+        """Keep the folder for one set of arguments: another recipe must not be mixed into its table."""
+        key = {
+            "model": self.model_name,
+            "data": self.data,
+            "files": fingerprint(self.data),
+            "options": asdict(dataclasses.replace(self.options, seed=0)),
+            "read": asdict(dataclasses.replace(self.read_options, seed=0)),
+        }
+        path = self.out / "comparison.json"
+        wanted = json.loads(json.dumps(key))
+        if path.is_file():
+            if json.loads(path.read_text(encoding="utf-8")) != wanted:
+                raise CheckpointError(
+                    f"{str(self.out)!r} must be of a comparison with the same arguments; it is of another. "
+                    "Choose another folder"
+                )
+            return
+        if self.out.exists() and any(self.out.iterdir()):
+            raise CheckpointError(f"{str(self.out)!r} must be new or a comparison; it holds something else")
+        self.out.mkdir(parents=True, exist_ok=True)
+        _write(path, json.dumps(wanted, indent=1))
+
+
+class _SeedRun:
+    """All methods of one seed."""
+
+    def __init__(self, comparison: Comparison, seed: int) -> None:
+        self.of, self.seed = comparison, seed
+        self.options = dataclasses.replace(comparison.options, seed=seed)
+        self.read = dataclasses.replace(comparison.read_options, seed=seed)
+        self.folder = comparison.out / f"seed-{seed}"
+        self.folder.mkdir(exist_ok=True)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return read_corpus(self.of.data, self.read)
+
+    @cached_property
+    def rows(self) -> Prepared:
+        return prepare(self.corpus, self.of.model_name, load_config(self.of.model_name), self.options)
+
+    @property
+    def read_rows(self) -> Any:
+        """Return the rows that every method is read on."""
+        return self.rows.validation if self.rows.test is None else self.rows.test
+
+    @cached_property
+    def answers(self) -> Answers:
+        part = self.corpus.validation if self.corpus.test is None else self.corpus.test
+        identity = hashlib.sha256("\0".join(texts_of(part)).encode("utf-8", "surrogatepass")).hexdigest()
+        return Answers(self.task, identity, np.asarray(self.read_rows["labels"]))
+
+    @property
+    def task(self) -> str:
+        return self.rows.info.task or "single-label"
+
+    @cached_property
+    def layer_shares(self) -> tuple[float, ...]:
+        """Return the share of the first n layers of the encoder, for n = 1, 2, ..."""
+        dense: BudgetedModel = load(self.folder / "dense")
+        layers = dense.shape.layers
+        return tuple(
+            dense.costs.share(
+                Subnet.prefix(
+                    dense.shape,
+                    [layer.num_attention_heads * (i < n) for i, layer in enumerate(layers)],
+                    [layer.intermediate_size * (i < n) for i, layer in enumerate(layers)],
+                )
+            )
+            for n in range(1, len(layers) + 1)
+        )
+
+    def outcomes(self, name: str, method: Method, budgets: Sequence[float]) -> Iterator[Outcome]:
+        """Yield what a method reached, running what is missing."""
+        if name == "linear":
+            if not self._path("linear", 1.0).is_file():
+                _save(self._path("linear", 1.0), self._linear())
+            yield _read(self._path("linear", 1.0))
+            return
+        shares = () if name == "dense" else self.layer_shares
+        for plan in method.plans(self.options, budgets, shares):
+            if not all(self._path(plan.name, b).is_file() for b in plan.points):
+                stderr.print(f"[bold]{name}[/bold], seed {self.seed}: {plan.name}", highlight=False)
+                self._run(name, plan)
+            yield from (_read(self._path(plan.name, b)) for b in plan.points)
+
+    def _run(self, name: str, plan: Plan) -> None:
+        """Train the model of a plan, and keep what it answers."""
+        out = self.folder / plan.name
+        soft_out = self.folder / f"{plan.name}-gates" if plan.form == "soft" else None
+        logits: dict[float, NDArray[np.float32]] = {}
+        if not is_checkpoint(out) or (soft_out is not None and not is_checkpoint(soft_out)):
+            options = dataclasses.replace(plan.options, budgets=plan.points)
+            start = self._start(plan)
+            logits = train(
+                start, self.of.data, out, options, read_options=self.read, measure_latency=False, soft_out=soft_out
+            ).logits
+        model: BudgetedModel = load(soft_out or out)
+        stages = load(out).info.training["stages"]
+        form: Form = "soft" if plan.form == "soft" else "sliced"
+        for budget in plan.points:
+            if budget not in logits or form == "soft":
+                logits[budget] = budget_logits(model, self.read_rows, self.rows.collator, budget, form=form)
+            outcome = Outcome(
+                method=name,
+                model=plan.name,
+                seed=self.seed,
+                budget=budget if plan.budgets else None,
+                share=self._share(plan, budget, model),
+                epochs=self._spent(plan, stages, "epochs"),
+                seconds=self._spent(plan, stages, "seconds"),
+                logits=logits[budget],
+            )
+            _save(self._path(plan.name, budget), outcome)
+        for folder in [] if plan.name in KEPT else [out, *([] if soft_out is None else [soft_out])]:
+            shutil.rmtree(folder)
+
+    def _start(self, plan: Plan) -> str:
+        """Return the folder or name that a plan starts from."""
+        if plan.start == "dense":
+            return str(self.folder / "dense")
+        if plan.layers is None:
+            return self.of.model_name
+        folder = self.folder / f"first-{plan.layers}"
+        first_layers(self.of.model_name, plan.layers, folder)
+        return str(folder)
+
+    def _share(self, plan: Plan, budget: float, model: BudgetedModel) -> float:
+        if plan.form == "soft":
+            return float(model.soft_share(budget).detach())
+        if plan.layers is not None:
+            return self.layer_shares[plan.layers - 1]
+        return model.costs.share(model.subnet(budget))
+
+    def _spent(self, plan: Plan, stages: dict[str, Any], what: str) -> float:
+        """Return the epochs or seconds of a model, those of the dense model that it starts from included."""
+        own = sum(float(value) for stage in stages.values() for name, value in stage.items() if name.endswith(what))
+        return own + (getattr(_read(self._path("dense", 1.0)), what) if plan.start == "dense" else 0.0)
+
+    def _linear(self) -> Outcome:
+        stderr.print(f"[bold]linear[/bold], seed {self.seed}", highlight=False)
+        started = time.perf_counter()
+        part = self.corpus.validation if self.corpus.test is None else self.corpus.test
+        logits = linear_logits(
+            texts_of(training_rows(self.corpus, self.options)),
+            np.asarray(self.rows.train["labels"]),
+            texts_of(part),
+            task=self.task,
+            classes=len(self.rows.info.labels),
+        )
+        seconds = time.perf_counter() - started
+        return Outcome("linear", "linear", self.seed, None, 0.0, 0.0, seconds, logits.astype(np.float32))
+
+    def _path(self, model: str, budget: float) -> Path:
+        return self.folder / f"{model}@{budget:g}.npz"
+
+
+def texts_of(rows: Any) -> list[str]:
+    """Return the texts of a part of a corpus, both of a pair in one."""
+    if "text_pair" not in rows.column_names:
+        return list(rows["text"])
+    return [f"{first} {second}" for first, second in zip(rows["text"], rows["text_pair"], strict=True)]
+
+
+def first_layers(model_name: str, count: int, folder: Path) -> None:
+    """Write the encoder's first ``count`` layers and its tokenizer to ``folder``, in the Hugging Face layout."""
+    with quiet_transformers():
+        config = transformers.AutoConfig.from_pretrained(model_name, num_hidden_layers=count)
+        model = transformers.AutoModel.from_pretrained(model_name, config=config, trust_remote_code=False)
+    if len(find_spec(model).layer_list(model)) != count:
+        raise OptionError(
+            f"fewer-layers must be able to cut {type(model).__name__}; its config has no number of layers"
+        )
+    model.save_pretrained(folder)
+    load_tokenizer_of(model_name).save_pretrained(folder)
+
+
+def _save(path: Path, outcome: Outcome) -> None:
+    """Write an outcome whole or not at all: its logits, and the rest as JSON beside them."""
+    record = {name: value for name, value in vars(outcome).items() if name != "logits"}
+    new = path.with_suffix(".new.npz")
+    np.savez(new, logits=outcome.logits, record=np.array(json.dumps(record)))
+    os.replace(new, path)
+
+
+def _read(path: Path) -> Outcome:
+    with np.load(path, allow_pickle=False) as found:
+        return Outcome(**json.loads(str(found["record"])), logits=found["logits"])
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
