@@ -47,7 +47,8 @@ class CheckpointInfo:
         """Return what divides the logits of ``budget``: between fitted budgets on a line in log T, 1 without any."""
         if not self.temperatures:
             return 1.0
-        budgets, values = zip(*self.temperatures, strict=True)
+        budgets = [pair[0] for pair in self.temperatures]
+        values = [pair[1] for pair in self.temperatures]
         above = bisect_left(budgets, budget)
         if above in (0, len(budgets)):
             return values[min(above, len(budgets) - 1)]
