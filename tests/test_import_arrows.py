@@ -21,8 +21,9 @@ LAYERS = (
     {"calibration", "evaluation", "measure", "quality"},
     {"report", "timing"},
     {"pipeline", "preparing", "recipe", "work"},
-    {"compare"},
-    {"__main__", "cli", "demo_assets"},
+    {"compare", "demo_assets"},
+    {"reproduce"},
+    {"__main__", "cli"},
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 ROOT_NAMES = {"__version__"}  # all that a module may take from the package itself; other names come from their homes

@@ -129,6 +129,18 @@ def _soft(options: TrainOptions, budgets: Sequence[float], shares: Sequence[floa
     return [Plan("soft", chosen, tuple(budgets), form="soft")]
 
 
+def _scratch(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
+    """Return a budgeted model without a dense warm start: gates and weights from the first step, as many epochs."""
+    chosen = replace(
+        options,
+        warm_epochs=0.0,
+        soft_epochs=options.warm_epochs + (options.soft_epochs or SOFT_EPOCHS),
+        soft_learning_rate=options.learning_rate,
+        distill_weight=0.0,  # there is no teacher
+    )
+    return [Plan("scratch", chosen, tuple(budgets), start="pretrained", reads_full=True)]
+
+
 def _linear(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
     return []  # no model of ours; see rheostat.compare.linear
 
@@ -144,5 +156,6 @@ METHODS: dict[str, Method] = {
     "linear": Method("logistic regression on TF-IDF of words and word pairs", _linear),
     "sandwich": Method("one budgeted model, subnets trained as slices", _sandwich),
     "straight-through": Method("one budgeted model, subnets trained through hard gates (the paper)", _straight_through),
+    "scratch": Method("one budgeted model without a dense warm start", _scratch),
     "soft": Method("one budgeted model with soft gates: an estimated cost, nothing is faster", _soft),
 }

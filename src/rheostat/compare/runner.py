@@ -38,6 +38,7 @@ from rheostat.work import fingerprint
 
 # Checkpoints that later methods or people start from; those of single budgets go when they were read.
 KEPT = ("dense", "sandwich")
+KEY_FILE = "comparison.json"
 
 
 def compare(
@@ -76,13 +77,23 @@ def compare(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared on: model, data, recipe. See :func:`compare`."""
+    """What is compared on: model, data, recipe. See :func:`compare`.
+
+    Attributes:
+        model_name: Folder or Hub name of the encoder.
+        data: Where the rows are.
+        out: Folder of the comparison.
+        options: Of the budgeted model.
+        read_options: How the rows are read.
+        dense_from: Another comparison that differs only in ``options.cost``: its dense models are used.
+    """
 
     model_name: str
     data: str
     out: Path
     options: TrainOptions
     read_options: ReadOptions
+    dense_from: Path | None = None
 
     def run(self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]) -> list[Line]:
         """Run what is missing and return the table."""
@@ -109,8 +120,8 @@ class Comparison:
             answers[seed] = run.answers
         return outcomes, answers
 
-    def _claim(self) -> None:
-        """Keep the folder for one set of arguments: another recipe must not be mixed into its table."""
+    @property
+    def _key(self) -> dict[str, Any]:
         key = {
             "model": self.model_name,
             "data": self.data,
@@ -118,10 +129,18 @@ class Comparison:
             "options": asdict(dataclasses.replace(self.options, seed=0)),
             "read": asdict(dataclasses.replace(self.read_options, seed=0)),
         }
-        path = self.out / "comparison.json"
-        wanted = json.loads(json.dumps(key))
+        return dict(json.loads(json.dumps(key)))
+
+    def _claim(self) -> None:
+        """Keep the folder for one set of arguments: another recipe must not be mixed into its table."""
+        path = self.out / KEY_FILE
+        if self.dense_from is not None:
+            of_dense = json.loads((self.dense_from / KEY_FILE).read_text(encoding="utf-8"))
+            of_dense["options"]["cost"] = self.options.cost
+            if of_dense != self._key:
+                raise CheckpointError(f"{str(self.dense_from)!r} must differ in cost alone to lend its dense models")
         if path.is_file():
-            if json.loads(path.read_text(encoding="utf-8")) != wanted:
+            if json.loads(path.read_text(encoding="utf-8")) != self._key:
                 raise CheckpointError(
                     f"{str(self.out)!r} must be of a comparison with the same arguments; it is of another. "
                     "Choose another folder"
@@ -130,7 +149,7 @@ class Comparison:
         if self.out.exists() and any(self.out.iterdir()):
             raise CheckpointError(f"{str(self.out)!r} must be new or a comparison; it holds something else")
         self.out.mkdir(parents=True, exist_ok=True)
-        _write(path, json.dumps(wanted, indent=1))
+        _write(path, json.dumps(self._key, indent=1))
 
 
 class _SeedRun:
@@ -142,6 +161,16 @@ class _SeedRun:
         self.read = dataclasses.replace(comparison.read_options, seed=seed)
         self.folder = comparison.out / f"seed-{seed}"
         self.folder.mkdir(exist_ok=True)
+        if comparison.dense_from is not None:
+            self._borrow(comparison.dense_from / f"seed-{seed}")
+
+    def _borrow(self, lender: Path) -> None:
+        """Copy the dense model and its answers, the answers last."""
+        answers = self._path("dense", 1.0)
+        if not answers.is_file() and (lender / answers.name).is_file():
+            shutil.rmtree(self.folder / "dense", ignore_errors=True)
+            shutil.copytree(lender / "dense", self.folder / "dense")
+            shutil.copy(lender / answers.name, answers)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -170,9 +199,11 @@ class _SeedRun:
     def layer_shares(self) -> tuple[float, ...]:
         """Return the share of the first n layers of the encoder, for n = 1, 2, ..."""
         dense: BudgetedModel = load(self.folder / "dense")
+        length = self.options.sequence_length or max(self.rows.median_length, 1)
+        costs = dense.spec.costs(self.options.cost, dense.shape, dense.base, length)
         layers = dense.shape.layers
         return tuple(
-            dense.costs.share(
+            costs.share(
                 Subnet.prefix(
                     dense.shape,
                     [layer.num_attention_heads * (i < n) for i, layer in enumerate(layers)],

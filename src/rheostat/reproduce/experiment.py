@@ -1,0 +1,192 @@
+"""What an experiment is: model, data, runs, what must be reached, what the paper says; read from YAML, strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from rheostat.compare import METHODS
+from rheostat.errors import OptionError
+from rheostat.recipe import TrainOptions
+
+SCALES = ("small", "full")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One comparison of an experiment.
+
+    Attributes:
+        methods: Names in ``rheostat.compare.METHODS``.
+        budgets: Points of the budgeted and the pruned models.
+        options: What differs from the options of the experiment.
+    """
+
+    methods: tuple[str, ...]
+    budgets: tuple[float, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Which checkpoint is timed, and how; one thread against the full model of the same checkpoint."""
+
+    run: str
+    budgets: tuple[float, ...]
+    batch: int = 8
+    length: int = 64
+
+
+@dataclass(frozen=True)
+class Target:
+    """What must be reached.
+
+    Attributes:
+        about: In words.
+        run: Name of the run.
+        method: The method.
+        budget: The point; None for a model of one size.
+        quantity: ``accuracy`` (percent), ``below`` (points below ``other``), ``share`` (of the cost),
+            ``speedup``, or ``of_ideal`` (speedup over what the multiply-accumulates promise).
+        within: Instead of a budget: the costliest point that costs at most this share.
+        other: The method that ``below`` compares with.
+        at_least: Smallest value.
+        at_most: Largest value.
+    """
+
+    about: str
+    run: str
+    method: str
+    quantity: str
+    budget: float | None = None
+    within: float | None = None
+    other: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def reached(self, value: float) -> bool:
+        """Return whether a value is within the bounds."""
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A number of the paper, and the line of ours that stands beside it."""
+
+    about: str
+    value: float
+    run: str
+    method: str
+    budget: float | None = None
+    quantity: str = "accuracy"
+    within: float | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment.
+
+    Attributes:
+        name: Of the file.
+        title: In words.
+        model: ``kind`` and what it needs; see :mod:`rheostat.reproduce.models`.
+        data: ``kind`` and what it needs; see :mod:`rheostat.reproduce.models`.
+        options: Training options of all runs.
+        scales: Training options of ``small`` and ``full``.
+        runs: By name; runs that differ in ``cost`` alone share the dense models of the first.
+        speed: What is timed.
+        targets: What must be reached.
+        paper: What the paper says.
+        not_reproduced: What of the paper is not, and why.
+        notes: Printed below the tables.
+    """
+
+    name: str
+    title: str
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    options: Mapping[str, Any]
+    scales: Mapping[str, Mapping[str, Any]]
+    runs: Mapping[str, Run]
+    speed: tuple[Speed, ...] = ()
+    targets: tuple[Target, ...] = ()
+    paper: tuple[PaperFigure, ...] = ()
+    not_reproduced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def train_options(self, run: str, scale: str) -> TrainOptions:
+        """Return the training options of a run at a scale."""
+        return make(TrainOptions, {**self.options, **self.scales[scale], **self.runs[run].options}, self.name)
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Return the experiment of a file.
+
+    Raises:
+        OptionError: unreadable, an unknown key, or a run, method or scale that is not there.
+    """
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise OptionError(f"{str(path)!r} must be a readable YAML file; {' '.join(str(error).split())}") from None
+    if not isinstance(record, dict):
+        raise OptionError(f"{str(path)!r} must hold the keys of an experiment; it does not")
+    nested: dict[str, Any] = {
+        "runs": {name: make(Run, run, f"{path.name} {name}") for name, run in (record.get("runs") or {}).items()}
+    }
+    for key, kind in (("speed", Speed), ("targets", Target), ("paper", PaperFigure)):
+        nested[key] = tuple(make(kind, item, f"{path.name} {key}") for item in record.get(key) or ())
+    found = make(Experiment, {**record, **nested, "name": path.stem}, path.name)
+    _check(found)
+    return found
+
+
+def make(kind: type[T], record: Mapping[str, Any], where: str) -> T:
+    """Return a dataclass of a mapping; lists become tuples.
+
+    Raises:
+        OptionError: a key that it has not, or one that it lacks.
+    """
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(record) - known)
+    if unknown:
+        raise OptionError(f"{where} must have keys among {', '.join(sorted(known))}; got {', '.join(unknown)}")
+    try:
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})
+    except TypeError as error:
+        raise OptionError(f"{where} must be complete: {error}") from None
+
+
+def _check(experiment: Experiment) -> None:
+    if set(experiment.scales) != set(SCALES) or not experiment.runs:
+        raise OptionError(f"{experiment.name} must have the scales {' and '.join(SCALES)} and at least one run")
+    for name, run in experiment.runs.items():
+        unknown = sorted(set(run.methods) - set(METHODS))
+        if unknown:
+            raise OptionError(f"{experiment.name} {name} must name methods among {', '.join(METHODS)}; got {unknown}")
+    for item in (*experiment.speed, *experiment.targets, *experiment.paper):
+        if item.run not in experiment.runs:
+            raise OptionError(f"{experiment.name} must name runs among {', '.join(experiment.runs)}; got {item.run!r}")
+    for scale in SCALES:
+        for run_name in experiment.runs:
+            experiment.train_options(run_name, scale)
+
+
+def find_experiments(folder: Path) -> dict[str, Path]:
+    """Return the experiment files of a folder by name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    found = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if not found:
+        raise OptionError(
+            f"{str(folder)!r} must be a folder of experiments (*.yaml); it holds none. Run it in a clone of the "
+            "project, or pass --folder"
+        )
+    return found

@@ -1,0 +1,191 @@
+"""Run an experiment: every comparison for every seed, the timing, and what was reached of what was promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
+from rheostat.console import stderr
+from rheostat.data import ReadOptions
+from rheostat.measure import environment
+from rheostat.model import BudgetedModel, load
+from rheostat.reproduce.experiment import Experiment, PaperFigure, Speed, Target
+from rheostat.reproduce.models import make_data, make_model
+from rheostat.timing import time_budgets
+
+ROUNDS = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """What all seeds of a run answered."""
+
+    outcomes: list[Outcome]
+    answers: dict[int, Answers]
+    lines: list[Line]
+
+    def of(self, method: str, budget: float | None) -> list[Outcome]:
+        """Return the outcomes of a point by seed; a model of one size is found at any budget."""
+        found = [o for o in self.outcomes if o.method == method and o.budget in (budget, None)]
+        return sorted(found, key=lambda outcome: outcome.seed)
+
+
+def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work: Path) -> dict[str, Any]:
+    """Run what is missing of an experiment and return its record.
+
+    Args:
+        experiment: What to run.
+        scale: ``small`` or ``full``.
+        seeds: One run each.
+        work: Folder that keeps what is finished; the same call goes on after Ctrl-C.
+
+    Returns:
+        JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    data = make_data(experiment.data, work)
+    runs = answered_runs(experiment, data, scale, seeds, work)
+    speed = {
+        item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
+    }
+    return {
+        "title": experiment.title,
+        "scale": scale,
+        "seeds": list(seeds),
+        "environment": environment(),
+        "options": {name: asdict(experiment.train_options(name, scale)) for name in runs},
+        "rows_read": {name: len(next(iter(run.answers.values())).labels) for name, run in runs.items()},
+        "runs": {name: [line.to_json() for line in run.lines] for name, run in runs.items()},
+        "speed": speed,
+        "targets": [target_record(target, runs, speed) for target in experiment.targets],
+        "paper": [paper_record(figure, runs, speed) for figure in experiment.paper],
+        "not_reproduced": list(experiment.not_reproduced),
+        "notes": list(experiment.notes),
+    }
+
+
+def folder_of(work: Path, run: str, seed: int) -> Path:
+    """Return the folder of a comparison: one a seed, since an encoder with random weights is another one a seed."""
+    return work / run / f"model-{seed}"
+
+
+def answered_runs(
+    experiment: Experiment, data: str, scale: str, seeds: Sequence[int], work: Path
+) -> dict[str, Answered]:
+    """Run every comparison; those that differ in cost alone share dense models."""
+    found: dict[str, Answered] = {}
+    first: dict[str, Any] = {}
+    for name, run in experiment.runs.items():
+        options = experiment.train_options(name, scale)
+        same = dataclasses.replace(options, cost="macs")
+        lender = first.setdefault(json.dumps(asdict(same)), name)
+        outcomes: list[Outcome] = []
+        answers: dict[int, Answers] = {}
+        for seed in seeds:
+            stderr.print(f"[bold]{experiment.name}[/bold] {name}, {scale}, seed {seed}", highlight=False)
+            comparison = Comparison(
+                make_model(experiment.model, data, work, seed),
+                data,
+                folder_of(work, name, seed),
+                options,
+                ReadOptions(),
+                dense_from=None if lender == name else folder_of(work, lender, seed),
+            )
+            more, right = comparison.outcomes(run.methods, run.budgets, (seed,))
+            outcomes += more
+            answers |= right
+        found[name] = Answered(outcomes, answers, lines_of(outcomes, answers))
+    return found
+
+
+def speed_of(item: Speed, folder: Path) -> dict[str, Any]:
+    """Return the speedup of materialized budgets on one thread, beside what the multiply-accumulates promise."""
+    path = folder / f"speed-{item.batch}x{item.length}.json"
+    if path.is_file():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    model: BudgetedModel = load(folder / "sandwich")
+    stderr.print(f"Measuring {item.run}: batch {item.batch}, {item.length} tokens, 1 thread", highlight=False)
+    table = time_budgets(model, item.budgets, batch=item.batch, length=item.length, rounds=ROUNDS)
+    macs = model.macs_table(item.length)
+    full = macs.total(model.subnet(1.0))
+    points = {}
+    for budget in item.budgets:
+        found, ideal = table[str(float(budget))], full / macs.total(model.subnet(budget))
+        points[f"{budget:g}"] = {
+            "speedup": found.speedup,
+            "low": found.speedup_low,
+            "high": found.speedup_high,
+            "ideal": ideal,
+            "of_ideal": (found.speedup or 0.0) / ideal,
+        }
+    noise = [table.noise_low, table.noise_high]
+    record = {"batch": item.batch, "length": item.length, "rounds": ROUNDS, "noise": noise, "points": points}
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(record), encoding="utf-8")
+    os.replace(new, path)
+    return record
+
+
+def target_record(target: Target, runs: Mapping[str, Answered], speed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a target, what was found, its interval, and whether it was reached."""
+    value, low, high = value_of(target, runs, speed)
+    reached = None if value is None else target.reached(value)
+    return {**asdict(target), "value": value, "low": low, "high": high, "reached": reached}
+
+
+def paper_record(figure: PaperFigure, runs: Mapping[str, Answered], speed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a number of the paper beside ours, and their difference."""
+    beside = Target(figure.about, figure.run, figure.method, figure.quantity, figure.budget, within=figure.within)
+    value, low, high = value_of(beside, runs, speed)
+    return {
+        **asdict(figure),
+        "ours": value,
+        "low": low,
+        "high": high,
+        "difference": None if value is None else value - figure.value,
+    }
+
+
+Value = tuple[float | None, float | None, float | None]
+
+
+def value_of(target: Target, runs: Mapping[str, Answered], speed: Mapping[str, Any]) -> Value:
+    """Return what a target asks for, with its 95 % interval where there is one; None where it was not run."""
+    if target.quantity in ("speedup", "of_ideal"):
+        point = speed.get(target.run, {}).get("points", {}).get(f"{target.budget:g}")
+        if point is None:
+            return None, None, None
+        scale = point["ideal"] if target.quantity == "of_ideal" else 1.0
+        return point["speedup"] / scale, point["low"] / scale, point["high"] / scale
+    run = runs[target.run]
+    line = _line(run, target)
+    if line is None:
+        return None, None, None
+    if target.quantity == "share":
+        return line.share, None, None
+    if target.quantity == "below":
+        return below(run, target.method, line.budget, str(target.other))
+    return line.mean, line.seeds_low, line.seeds_high
+
+
+def _line(run: Answered, target: Target) -> Line | None:
+    """Return the line of a target's point; with ``within`` the costliest one that costs no more than that."""
+    found = [line for line in run.lines if line.method == target.method]
+    if target.within is not None:
+        return max((line for line in found if line.share <= target.within), key=lambda line: line.share, default=None)
+    return next((line for line in found if line.budget in (target.budget, None)), None)
+
+
+def below(run: Answered, method: str, budget: float | None, other: str) -> Value:
+    """Return how many points a method is below another one at a budget, with the paired interval over rows."""
+    own, rival = run.of(method, budget), run.of(other, budget)
+    if not own or [o.seed for o in own] != [o.seed for o in rival]:
+        return None, None, None
+    right = [[right_rows(o, run.answers[o.seed]) for o in side] for side in (rival, own)]
+    return difference(right[0], right[1], [run.answers[o.seed].rows for o in own])

@@ -1,0 +1,251 @@
+"""Experiments: files are read strictly, a tiny one runs to its page and figure, targets are judged as written."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+import yaml
+from tiny import tiny_data, tiny_folder
+from typer.testing import CliRunner
+
+from rheostat.cli.app import app
+from rheostat.errors import OptionError
+from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
+from rheostat.reproduce.experiment import SCALES, Target
+from rheostat.reproduce.models import make_data, make_model
+from rheostat.reproduce.synthetic import CLASSES, LENGTH, write_rows
+
+ROOT = Path(__file__).parents[1] / "reproduce"
+
+
+def target(about: str, run: str, method: str, quantity: str, **more: Any) -> dict[str, Any]:
+    return {"about": about, "run": run, "method": method, "quantity": quantity, **more}
+
+
+def tiny_experiment(folder: Path) -> dict[str, Any]:
+    """An experiment on a tiny model and rows of its own."""
+    return {
+        "title": "Tiny",
+        "model": {"kind": "hub", "name": str(tiny_folder(folder / "model"))},
+        "data": {"kind": "folder", "path": str(tiny_data(folder / "data"))},
+        "options": {
+            "warm_epochs": 1, "soft_epochs": 0.5, "adapt_epochs": 1, "batch_size": 16, "neuron_block": 8,
+            "calibration_rows": 16, "sequence_length": 8,
+        },
+        "scales": {"small": {}, "full": {"warm_epochs": 2}},
+        "runs": {
+            "macs": {"methods": ["dense", "post-hoc", "sandwich", "soft"], "budgets": [0.6, 0.4]},
+            "heads": {"methods": ["dense", "sandwich"], "budgets": [0.5], "options": {"cost": "heads"}},
+        },
+        "speed": [{"run": "heads", "budgets": [0.5], "batch": 2, "length": 8}],
+        "targets": [
+            target("easy", "macs", "dense", "accuracy", at_least=0),
+            target("hard", "macs", "sandwich", "accuracy", budget=0.4, at_least=101),
+            target("near", "macs", "sandwich", "below", budget=0.6, other="post-hoc", at_most=100),
+            target("cheap", "macs", "soft", "share", within=0.99, at_most=0.99),
+            target("fast", "heads", "sandwich", "of_ideal", budget=0.5, at_least=0),
+            target("absent", "heads", "soft", "accuracy", budget=0.5, at_least=0),
+        ],
+        "paper": [{"about": "theirs", "value": 90.0, "run": "heads", "method": "sandwich", "budget": 0.5}],
+        "not_reproduced": ["the moon"],
+    }  # fmt: skip
+
+
+def write(path: Path, content: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_of_the_project_can_be_read(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert experiment.name == path.stem
+    for scale in SCALES:
+        for run in experiment.runs:
+            assert experiment.train_options(run, scale).max_length == 64
+    for target in experiment.targets:
+        assert (target.at_least is None) != (target.at_most is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speeds": []}, "keys among .*; got speeds"),
+        ({"title": None, "runs": {}}, "at least one run"),
+        ({"scales": {"small": {}}}, "scales small and full"),
+        ({"runs": {"a": {"methods": ["magic"], "budgets": [0.5]}}}, "name methods among"),
+        ({"runs": {"a": {"methods": ["dense"]}}}, "must be complete"),
+        ({"speed": [{"run": "none", "budgets": [0.5]}]}, "name runs among"),
+        ({"options": {"epochs": 3}}, "got epochs"),
+        ({"options": {"warm_epochs": -1}}, "warm_epochs must be at least 0"),
+    ],
+)
+def test_a_wrong_file_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", {**tiny_experiment(tmp_path), "targets": [], "paper": [], "speed": [], **change})
+    with pytest.raises(OptionError, match=message):
+        read_experiment(path)
+
+
+def test_a_file_that_is_no_yaml_and_a_folder_without_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("{", encoding="utf-8")
+    with pytest.raises(OptionError, match="readable YAML"):
+        read_experiment(tmp_path / "x.yaml")
+    (tmp_path / "x.yaml").write_text("[1, 2]", encoding="utf-8")
+    with pytest.raises(OptionError, match="keys of an experiment"):
+        read_experiment(tmp_path / "x.yaml")
+    with pytest.raises(OptionError, match="clone of the project"):
+        find_experiments(tmp_path / "none")
+
+
+# --- a run -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The folder, what the command printed as JSON, and what the library returns when it is asked again."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    path = write(folder / "reproduce" / "tiny.yaml", tiny_experiment(folder))
+    command = [
+        "reproduce",
+        "tiny",
+        "--seeds",
+        "2",
+        "--folder",
+        str(path.parent),
+        "--work",
+        str(folder / "work"),
+        "--json",
+    ]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rheostat.compare.runner.train", None)
+        patch.setattr(runner, "time_budgets", None)
+        work = folder / "work" / "tiny" / "small"
+        again = reproduce(read_experiment(path), scale="small", seeds=(0, 1), work=work)
+    return folder, json.loads(found.stdout), again
+
+
+def test_targets_are_judged_by_what_was_found(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
+    _, record, _ = ran
+    reached = {target["about"]: target["reached"] for target in record["targets"]}
+    assert reached == {"easy": True, "hard": False, "near": True, "cheap": True, "fast": True, "absent": None}
+    by_about = {target["about"]: target for target in record["targets"]}
+    assert by_about["near"]["low"] <= by_about["near"]["value"] <= by_about["near"]["high"]
+    line = next(x for x in record["runs"]["macs"] if (x["method"], x["budget"]) == ("sandwich", 0.4))
+    assert by_about["hard"]["value"] == line["mean"]
+    theirs = record["paper"][0]
+    assert theirs["difference"] == pytest.approx(theirs["ours"] - 90.0)
+    point = record["speed"]["heads"]["points"]["0.5"]
+    assert point["of_ideal"] == pytest.approx(point["speedup"] / point["ideal"])
+
+
+def test_a_second_run_trains_and_times_nothing(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
+    _, record, again = ran
+    known = ("runs", "speed", "targets", "paper", "options")
+    assert json.loads(json.dumps({key: again[key] for key in known})) == {key: record[key] for key in known}
+
+
+def test_runs_that_differ_in_cost_alone_share_their_dense_model(
+    ran: tuple[Path, dict[str, Any], dict[str, Any]],
+) -> None:
+    _, record, _ = ran
+    runs = {name: next(x for x in lines if x["method"] == "dense") for name, lines in record["runs"].items()}
+    assert runs["macs"]["accuracies"] == runs["heads"]["accuracies"]
+    assert runs["macs"]["minutes"] == runs["heads"]["minutes"]
+    assert all(x["share"] <= 0.5 for x in record["runs"]["heads"] if x["budget"] == 0.5)
+
+
+def test_the_page_and_the_figure_are_left_beside_the_experiments(
+    ran: tuple[Path, dict[str, Any], dict[str, Any]],
+) -> None:
+    folder, record, _ = ran
+    results = folder / "reproduce" / "results"
+    assert {path.name for path in results.iterdir()} == {"tiny-small.json", "tiny-small.md", "tiny-small.png"}
+    page = (results / "tiny-small.md").read_text("utf-8")
+    for text in (
+        "| hard | >= 101 |",
+        "| **no** |",
+        "| absent | >= 0 | not run | not run |",
+        "| theirs | 90 |",
+        "- the moon",
+    ):
+        assert text in page
+    assert (results / "tiny-small.png").read_bytes().startswith(b"\x89PNG")
+    assert str(folder) not in page + json.dumps(record)
+
+
+def test_the_list_shows_where_every_experiment_stands(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
+    folder, _, _ = ran
+    found = CliRunner().invoke(app, ["reproduce", "--list", "--folder", str(folder / "reproduce")])
+    assert found.exit_code == 0
+    for text in ("tiny: Tiny", "small: 2 seeds, 4 of 6 targets reached", "missed: hard", "not reproduced: the moon"):
+        assert text in found.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["magic"], ["pretrained", "--scale", "huge"], ["pretrained", "--device", "tpu"], []]
+)
+def test_a_wrong_name_scale_or_device_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["reproduce", *arguments, "--folder", str(ROOT), "--work", str(tmp_path / "w")])
+    assert found.exit_code == 2
+    assert not (tmp_path / "w").exists()
+
+
+def test_within_picks_the_costliest_point_of_a_share() -> None:
+    target = Target("x", "r", "m", "share", within=0.5, at_least=0.2, at_most=0.4)
+    assert [target.reached(value) for value in (0.1, 0.2, 0.4, 0.5)] == [False, True, True, False]
+    assert not replace(target, at_most=None).reached(0.1)
+
+
+# --- models and rows ---------------------------------------------------------------------------------------
+
+
+def test_the_marked_symbol_alone_decides_and_the_rows_are_the_same_every_time(tmp_path: Path) -> None:
+    parts = {"train": 200, "validation": 20, "test": 50}
+    write_rows(tmp_path / "a", parts=parts)
+    write_rows(tmp_path / "b", parts=parts)
+    for part, count in parts.items():
+        text = (tmp_path / "a" / f"{part}.csv").read_text("utf-8")
+        assert text == (tmp_path / "b" / f"{part}.csv").read_text("utf-8")
+        rows = list(csv.DictReader(text.splitlines()))
+        assert len(rows) == count
+        for row in rows:
+            words = row["text"].split()
+            assert len(words) == LENGTH and words.count("m") == 1
+            assert row["label"] == f"c{int(words[words.index('m') + 1][1:]) % CLASSES}"
+    texts = [(tmp_path / "a" / f"{part}.csv").read_text("utf-8").splitlines()[1:] for part in parts]
+    assert not set(texts[0]) & set(texts[2])
+
+
+def test_a_word_level_model_is_an_ordinary_folder_and_another_one_a_seed(tmp_path: Path) -> None:
+    data = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
+    spec = {
+        "kind": "words", "hidden_size": 16, "layers": 2, "heads": 4, "intermediate_size": 32, "vocabulary": 50,
+        "max_length": 12,
+    }  # fmt: skip
+    folders = [make_model(spec, data, tmp_path, seed) for seed in (0, 1, 0)]
+    assert folders[0] == folders[2] != folders[1]
+    models = [transformers.AutoModelForSequenceClassification.from_pretrained(folder) for folder in folders]
+    first, second = (model.bert.encoder.layer[0].attention.self.query.weight for model in models[:2])
+    assert (first - second).abs().max() > 1e-3
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[0])
+    ids = tokenizer("Great WORD1 unheard-of", truncation=True)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "great", "word1", "[UNK]", "[UNK]", "[UNK]"]
+    assert len(tokenizer("word1 " * 50, truncation=True)["input_ids"]) == 12
+    assert models[0].config.id2label == {0: "bad", 1: "good"}
+
+
+def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="model kind must be"):
+        make_model({"kind": "llama"}, "", tmp_path, 0)
+    with pytest.raises(OptionError, match="data kind must be"):
+        make_data({"kind": "imdb"}, tmp_path)
