@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rheostat.errors import OptionError
 from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
 from rheostat.reproduce.experiment import SCALES, Target
 from rheostat.reproduce.models import make_data, make_model
-from rheostat.reproduce.synthetic import CLASSES, LENGTH, write_rows
+from rheostat.reproduce.synthetic import CLASSES, DECOYS, LENGTH, MARKED, write_rows
 
 ROOT = Path(__file__).parents[1] / "reproduce"
 
@@ -209,7 +210,7 @@ def test_within_picks_the_costliest_point_of_a_share() -> None:
 # --- models and rows ---------------------------------------------------------------------------------------
 
 
-def test_the_marked_symbol_alone_decides_and_the_rows_are_the_same_every_time(tmp_path: Path) -> None:
+def test_the_marked_symbols_alone_decide_and_the_rows_are_the_same_every_time(tmp_path: Path) -> None:
     parts = {"train": 200, "validation": 20, "test": 50}
     write_rows(tmp_path / "a", parts=parts)
     write_rows(tmp_path / "b", parts=parts)
@@ -220,8 +221,11 @@ def test_the_marked_symbol_alone_decides_and_the_rows_are_the_same_every_time(tm
         assert len(rows) == count
         for row in rows:
             words = row["text"].split()
-            assert len(words) == LENGTH and words.count("m") == 1
-            assert row["label"] == f"c{int(words[words.index('m') + 1][1:]) % CLASSES}"
+            marked = Counter(int(word[1:]) % CLASSES for word in words if word.startswith("m"))
+            decoys = sum(word.startswith("d") for word in words)
+            assert (len(words), marked.total(), decoys) == (LENGTH, MARKED, DECOYS)
+            (first, most), (_, second) = marked.most_common(2)
+            assert row["label"] == f"c{first}" and most > second
     texts = [(tmp_path / "a" / f"{part}.csv").read_text("utf-8").splitlines()[1:] for part in parts]
     assert not set(texts[0]) & set(texts[2])
 

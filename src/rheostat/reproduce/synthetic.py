@@ -1,10 +1,11 @@
-"""The marked-token task: one symbol counts, the one after the mark; decoys and other symbols are in the way.
+"""The marked-token task: among 63 symbols a few are marked, and the class that most marked ones belong to is the label.
 
-    s7 d2 s11 s3 d0 s29 m s14 s8 ...   ->   the class of s14
+    s7 d19 s11 m3 d0 s29 m14 s8 m7 ...   ->   the class of 3 and 7, say
 
-A model must tell the mark from the decoys, carry it one position on, and read a single position out of 63: without
-attention a position does not know what stands before it, and counts of symbols say almost nothing. The generator was
-fixed on dense and head-less models before any model with gates was trained.
+Symbol i belongs to class i mod 4. Symbols marked by a decoy (d) belong to classes too and do not count, and there are
+more of them; unmarked ones (s) are noise. Every symbol, decoy and marked symbol is a word of its own. Without attention
+the classifier's position sees none of them. The generator was fixed on dense and head-less models before any model with
+gates was trained.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 LENGTH = 63  # symbols a row; [CLS] makes 64
-SYMBOLS, CLASSES, DECOYS = 32, 4, 4
-DECOYS_A_ROW = 8
-PARTS = {"train": 12_000, "validation": 1_000, "test": 4_000}
+SYMBOLS, CLASSES = 32, 4
+MARKED, DECOYS = 5, 10
+PARTS = {"train": 8_000, "validation": 1_000, "test": 4_000}
 
 
 def write_rows(folder: Path, *, seed: int = 0, parts: dict[str, int] | None = None) -> Path:
@@ -35,11 +36,18 @@ def write_rows(folder: Path, *, seed: int = 0, parts: dict[str, int] | None = No
 
 
 def row(rng: np.random.Generator) -> tuple[str, str]:
-    """Return a text and its label."""
+    """Return a text and its label: three marked symbols of one class, and two of two others."""
+    label, *others = rng.permutation(CLASSES)[:3]
+    marked = [symbol_of(rng, c) for c in (label, label, label, *others)]
     words = [f"s{i}" for i in rng.integers(SYMBOLS, size=LENGTH)]
-    # Marks stand at even places, so that each is followed by a symbol.
-    places = 2 * rng.choice(LENGTH // 2, size=1 + DECOYS_A_ROW, replace=False)
-    for place in places[1:]:
-        words[place] = f"d{rng.integers(DECOYS)}"
-    words[places[0]] = "m"
-    return " ".join(words), f"c{int(words[places[0] + 1][1:]) % CLASSES}"
+    places = rng.choice(LENGTH, size=MARKED + DECOYS, replace=False)
+    for place, symbol in zip(places, marked, strict=False):
+        words[place] = f"m{symbol}"
+    for place in places[MARKED:]:
+        words[place] = f"d{rng.integers(SYMBOLS)}"
+    return " ".join(words), f"c{label}"
+
+
+def symbol_of(rng: np.random.Generator, label: int) -> int:
+    """Return a random symbol of a class."""
+    return int(label + CLASSES * rng.integers(SYMBOLS // CLASSES))
