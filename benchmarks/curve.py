@@ -154,7 +154,7 @@ class Bench:
         if variant.distill == "hidden":
             objective = parts.HiddenStates(model, "sandwich", LossOptions(), dense=copy.deepcopy(self.dense.base))
         stage = StageOptions(
-            epochs=1.0,
+            epochs=variant.epochs,
             learning_rate=variant.learning_rate,
             batch_size=BATCH,
             freeze_embeddings=True,

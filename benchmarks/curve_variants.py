@@ -41,18 +41,20 @@ class Variant:
         selection: ``nested`` or ``top-k``.
         dropout: Whether dropout is active while subnets are trained.
         learning_rate: Of the subnets' training.
+        epochs: Of the subnets' training.
     """
 
     order: str = "gradient"
     gates: str = "none"
     min_heads: int = 0
     block: int = 32
-    sampling: str = "ends"
+    sampling: str = "turns"
     distill: str = "logits"
     points: str = "none"
     selection: str = "nested"
     dropout: bool = False
     learning_rate: float = 1e-4
+    epochs: float = 1.0
 
 
 REFERENCE = Variant()
@@ -64,11 +66,20 @@ def variants() -> dict[str, Variant]:
     def change(**fields: Any) -> Variant:
         return replace(REFERENCE, **fields)
 
+    sandwich = change(sampling="ends")
     return {
         "reference": REFERENCE,
+        "epochs: two": change(epochs=2.0),
         "rate: 2e-4": change(learning_rate=2e-4),
-        "rate: 4e-4": change(learning_rate=4e-4),
         "dropout: on": change(dropout=True),
+        "sampling: sandwich": sandwich,
+        "sampling: sandwich, rate 2e-4": replace(sandwich, learning_rate=2e-4),
+        "sampling: sandwich, rate 4e-4": replace(sandwich, learning_rate=4e-4),
+        "sampling: sandwich, dropout": replace(sandwich, dropout=True),
+        "sampling: uniform": change(sampling="uniform"),
+        "sampling: turns, to the low end": change(sampling="low"),
+        "sampling: largest every second step": change(sampling="largest"),
+        "sampling: largest every eighth step": change(sampling="rare largest"),
         "order: random": change(order="random"),
         "order: equal shares in every layer": change(order="equal"),
         "order: raw importance over cost": change(order="raw"),
@@ -82,11 +93,6 @@ def variants() -> dict[str, Variant]:
         "floor: one head and one block a layer": change(min_heads=1),
         "block: 16": change(block=16),
         "block: 64": change(block=64),
-        "sampling: one budget a step": change(sampling="one"),
-        "sampling: two uniform": change(sampling="uniform"),
-        "sampling: ends and to the low end": change(sampling="low"),
-        "sampling: largest every step": change(sampling="largest"),
-        "sampling: largest every fourth step": change(sampling="rare largest"),
         "distill: labels only": change(distill="labels"),
         "distill: logits only": change(distill="only"),
         "distill: logits and hidden states": change(distill="hidden"),
@@ -221,22 +227,22 @@ class Sampler:
     def __call__(self, step: int, part: int = 0) -> tuple[float, ...]:
         """Return the budgets of optimizer step ``step``."""
         draws = np.random.default_rng([self.seed, step, part])
-        low = self.low
-        uniform = float(draws.uniform(low, 1.0))
-        end = 1.0 if step % 2 == 0 else low
-        if self.how == "one":
-            return ((1.0, uniform, low, uniform)[step % 4],)
-        if self.how == "uniform":
-            return (uniform, float(draws.uniform(low, 1.0)))
-        if self.how == "low":
-            return (end, low + (1.0 - low) * float(draws.random()) ** 2)
-        if self.how == "largest":
-            return (1.0, uniform)
-        if self.how == "rare largest":
-            return (1.0 if step % 4 == 0 else low, uniform)
+        low, uniform = self.low, float(draws.uniform(self.low, 1.0))
+        skewed = low + (1.0 - low) * float(draws.random()) ** 2
+        if self.how == "ends":  # two budgets a step; all others take one
+            return (1.0 if step % 2 == 0 else low, uniform)
         if self.how == "grid":
-            return (1.0 if step % 2 == 0 else GRID[-1], GRID[1:-1][int(draws.integers(len(GRID) - 2))])
-        return (end, uniform)
+            inner = GRID[1:-1][int(draws.integers(len(GRID) - 2))]
+            return ((1.0, inner, GRID[-1], inner)[step % 4],)
+        eighth = (1.0, uniform, low, uniform, uniform, uniform, low, uniform)
+        turns = {
+            "turns": (1.0, uniform, low, uniform),
+            "uniform": (uniform,),
+            "low": (1.0, skewed, low, skewed),
+            "largest": (1.0, uniform, 1.0, low),
+            "rare largest": eighth,
+        }[self.how]
+        return (turns[step % len(turns)],)
 
 
 # -- objectives ----------------------------------------------------------------------------------------------

@@ -42,9 +42,10 @@ class BudgetSampler:
 
     Attributes:
         stage: ``dense`` (1.0), ``soft`` and ``straight-through`` (one random budget, 1.0 now and then), or
-            ``sandwich`` (the largest or the smallest, in turn, and random ones).
+            ``sandwich`` (the largest, the smallest and random ones).
         low: Smallest budget.
-        random_budgets: Random budgets a sandwich step.
+        random_budgets: Random budgets of a sandwich step, beside the largest or the smallest in turn; 0 trains one
+            budget a step: in turn the largest, a random one, the smallest, a random one.
         full_share: Share of soft and straight-through steps at budget 1.0, a point of its own.
         only: Budgets that every step trains instead: a specialist.
         seed: Of the draws.
@@ -52,7 +53,7 @@ class BudgetSampler:
 
     stage: str
     low: float
-    random_budgets: int = 1
+    random_budgets: int = 0
     full_share: float = 0.1
     only: tuple[float, ...] = ()
     seed: int = 0
@@ -72,6 +73,9 @@ class BudgetSampler:
         if self.stage != "sandwich":
             full = draws.random() < self.full_share
             return (1.0 if full else float(draws.uniform(self.low, 1.0)),)
+        if not self.random_budgets:
+            between = float(draws.uniform(self.low, 1.0))
+            return ((1.0, between, self.low, between)[(step + part) % 4],)
         end = 1.0 if (step + part) % 2 == 0 else self.low
         return (end, *(float(b) for b in draws.uniform(self.low, 1.0, size=self.random_budgets)))
 

@@ -91,7 +91,9 @@ def train(
         float, typer.Option(help="Price of the soft share's squared excess over the budget while gates are learned.")
     ] = 100.0,
     weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
-    random_budgets: Annotated[int, typer.Option(min=0, help="Random budgets a sandwich step.")] = 1,
+    random_budgets: Annotated[
+        int, typer.Option(min=0, help="Random budgets a step beside an end; 0 trains one budget a step, in turn.")
+    ] = 0,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states to resume from.")] = 100,
     report_to: Annotated[str, typer.Option(help="Where the Trainer logs: none, tensorboard, wandb, ...")] = "none",
     class_weighting: Annotated[
