@@ -20,7 +20,7 @@ from rheostat.calibration import (
 )
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.errors import OptionError
-from rheostat.predict import interpret
+from rheostat.predictions import interpret
 from rheostat.recipe import TrainOptions
 
 TASKS = ("single-label", "multi-label")

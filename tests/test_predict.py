@@ -12,7 +12,7 @@ from random_models import LABELS, make_model
 import rheostat
 from rheostat import OptionError
 from rheostat.checkpoint import CheckpointInfo
-from rheostat.predict import Prediction, interpret
+from rheostat.predictions import Prediction, interpret
 
 TEXTS = ["oil prices fall", "the team wins", "a", "stocks rally the oil prices rise a match", "unknownword", ""]
 

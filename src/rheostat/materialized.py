@@ -19,7 +19,8 @@ from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
 from rheostat.cost import CostTable
 from rheostat.errors import CheckpointError
 from rheostat.materialize import materialize, shrink
-from rheostat.predict import Prediction, predict_texts
+from rheostat.predict import predict_texts
+from rheostat.predictions import Prediction
 from rheostat.saving import check_options, load_tokenizer, model_class, read_tensors
 from rheostat.subnet import ModelShape, StoredOrder, Subnet
 

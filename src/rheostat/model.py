@@ -26,7 +26,8 @@ from rheostat.importance import Importance
 from rheostat.materialize import fold_gates
 from rheostat.materialized import make_materialized, read_materialized
 from rheostat.order import Arrangement, Minimum, UnitOrder, arrange, balanced_onset, default_minimum, uniform_onset
-from rheostat.predict import Prediction, predict_texts
+from rheostat.predict import predict_texts
+from rheostat.predictions import Prediction
 from rheostat.reorder import permute
 from rheostat.saving import (
     HUB_OPTIONS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,28 +11,7 @@ from torch import Tensor
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.data.tokenizing import token_limit
 from rheostat.errors import OptionError
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one text.
-
-    Attributes:
-        label: The class as it was written in the training data; several for multi-label; None for regression.
-        score: Probability of the label (the smallest of several), or the predicted value for regression.
-        probabilities: Probability of every class, calibrated where the checkpoint holds temperatures; empty for
-            regression.
-        budget: The budget that was asked for.
-    """
-
-    label: str | tuple[str, ...] | None
-    score: float
-    probabilities: dict[str, float]
-    budget: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return asdict(self)
+from rheostat.predictions import Prediction, interpret
 
 
 def predict_texts(
@@ -93,23 +71,3 @@ def _encode(tokenizer: Any, text: str | Sequence[str], max_length: int) -> dict[
     pair = (text,) if isinstance(text, str) else tuple(text)
     encoded: dict[str, Any] = dict(tokenizer(*pair, truncation=True, max_length=max_length))
     return encoded
-
-
-def interpret(logits: Tensor, info: CheckpointInfo, budget: float) -> list[Prediction]:
-    """Return the predictions that logits (B, C) of ``budget`` mean: its temperature divides them first."""
-    names = info.labels or tuple(f"LABEL_{i}" for i in range(logits.shape[-1]))
-    if info.task == "regression":
-        return [Prediction(None, value, {}, budget) for value in logits[:, 0].tolist()]
-    multi = info.task == "multi-label"
-    logits = logits / info.temperature_at(budget)
-    probabilities = (torch.sigmoid(logits) if multi else torch.softmax(logits, dim=-1)).tolist()
-    return [_classified(names, row, multi, budget) for row in probabilities]
-
-
-def _classified(names: Sequence[str], row: Sequence[float], multi: bool, budget: float) -> Prediction:
-    table = dict(zip(names, row, strict=True))
-    if multi:
-        chosen = tuple(name for name, p in table.items() if p > 0.5)
-        return Prediction(chosen, min((table[name] for name in chosen), default=1.0 - max(row)), table, budget)
-    best = max(range(len(row)), key=row.__getitem__)
-    return Prediction(names[best], row[best], table, budget)
