@@ -45,6 +45,7 @@ PUBLIC = {
     "__version__",
     "budget_loss",
     "load",
+    "open_bundle",
     "wrap",
 }
 

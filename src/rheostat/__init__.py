@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rheostat.bundle import open_bundle
     from rheostat.cost import CostTable
     from rheostat.errors import (
         BudgetError,
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "budget_loss",
     "load",
+    "open_bundle",
     "wrap",
 ]
 
@@ -68,6 +70,7 @@ _HOMES = {
     "UnsupportedModelError": "errors",
     "budget_loss": "losses",
     "load": "model",
+    "open_bundle": "bundle",
     "wrap": "model",
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 from rheostat.errors import CheckpointError
 
 MANIFEST = "rheostat.json"
+BUNDLE_MANIFEST = "bundle.json"
 FORMAT_VERSION = 1
 
 
@@ -127,7 +128,8 @@ def check_replaceable(target: Path) -> None:
     """
     if not target.exists():
         return
-    if not target.is_dir() or (any(target.iterdir()) and not is_checkpoint(target)):
+    ours = is_checkpoint(target) or (target / BUNDLE_MANIFEST).is_file()
+    if not target.is_dir() or (any(target.iterdir()) and not ours):
         raise CheckpointError(
             f"output must be a new folder, an empty one or a rheostat checkpoint; got {str(target)!r}. "
             "Choose another name, or move what is there"

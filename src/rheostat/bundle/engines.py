@@ -1,0 +1,112 @@
+"""Sessions of ONNX Runtime and OpenVINO behind one call: arrays by name in, logits out; safe for many threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rheostat.errors import CheckpointError, OptionError, missing
+
+MEMORY = ("fast", "shared")
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Session(Protocol):
+    """One opened graph."""
+
+    def run(self, inputs: Arrays) -> NDArray[np.float32]:
+        """Return the logits (B, C) of arrays (B, S)."""
+        ...
+
+
+def fitted(inputs: Arrays, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Return the inputs that a graph knows, as int64; a missing ``token_type_ids`` is zeros.
+
+    Raises:
+        OptionError: one that can't be made up is missing.
+    """
+    if "input_ids" not in inputs:
+        raise OptionError(f"inputs must hold input_ids; got {', '.join(inputs) or 'nothing'}")
+    ids = np.asarray(inputs["input_ids"], dtype=np.int64)
+    made_up = {"token_type_ids": np.zeros_like, "attention_mask": np.ones_like}
+    return {name: np.asarray(inputs[name], dtype=np.int64) if name in inputs else made_up[name](ids) for name in names}
+
+
+class OnnxSession:
+    """A graph in ONNX Runtime."""
+
+    def __init__(self, path: Path, names: Sequence[str], *, memory: str, threads: int) -> None:
+        """Open it; see :func:`open_session`."""
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise missing("onnxruntime", "onnx") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if memory == "shared":  # packed copies of the weights are what is fast, and what can't be shared
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001 - the runtime raises classes of its own
+            raise CheckpointError(f"{path.name} must load in ONNX Runtime; {error}. Export the bundle again") from None
+        self._names = tuple(names)
+
+    def run(self, inputs: Arrays) -> NDArray[np.float32]:
+        """Return the logits (B, C) of arrays (B, S)."""
+        logits: NDArray[np.float32] = self._session.run(None, fitted(inputs, self._names))[0]
+        return logits
+
+
+class OpenVinoSession:
+    """A graph in OpenVINO; each thread has a request of its own."""
+
+    def __init__(self, path: Path, names: Sequence[str], *, memory: str, threads: int) -> None:
+        """Open it; see :func:`open_session`."""
+        try:
+            import openvino
+        except ImportError as error:
+            raise missing("openvino", "openvino") from error
+        core = openvino.Core()
+        settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        try:
+            self._compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", settings)
+        except Exception as error:  # noqa: BLE001 - the runtime raises classes of its own
+            raise CheckpointError(f"{path.name} must load in OpenVINO; {error}. Export the bundle again") from None
+        self._names = tuple(names)
+        self._local = threading.local()
+
+    def run(self, inputs: Arrays) -> NDArray[np.float32]:
+        """Return the logits (B, C) of arrays (B, S)."""
+        request = getattr(self._local, "request", None)
+        if request is None:
+            request = self._local.request = self._compiled.create_infer_request()
+        found = request.infer(fitted(inputs, self._names), share_inputs=True)
+        return np.array(found[0], dtype=np.float32)  # a copy: the request's memory is used again
+
+
+def open_session(engine: str, path: Path, names: Sequence[str], *, memory: str, threads: int) -> Session:
+    """Open a graph.
+
+    Args:
+        engine: ``onnx`` or ``openvino``.
+        path: The graph; its weights lie where it says.
+        names: Of its inputs.
+        memory: ``fast`` packs the weights for the processor; ``shared`` uses them as they lie on disk, so that all
+            budgets and processes share one copy (ONNX Runtime alone).
+        threads: Threads of a call.
+    """
+    if memory not in MEMORY:
+        raise OptionError(f"memory must be one of {', '.join(MEMORY)}; got {memory!r}. The default is fast")
+    if threads < 1:
+        raise OptionError(f"threads must be at least 1; got {threads!r}")
+    opened = {"onnx": OnnxSession, "openvino": OpenVinoSession}.get(engine)
+    if opened is None:
+        raise CheckpointError(f"engine must be onnx or openvino; got {engine!r}. Install a newer rheostat")
+    return opened(path, names, memory=memory, threads=threads)

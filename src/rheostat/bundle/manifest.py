@@ -1,0 +1,216 @@
+"""bundle.json: every operating point, every file with its size and hash; versioned, checked at load, damage named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rheostat.budget import check_budget
+from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version
+from rheostat.errors import BudgetError, CheckpointError, OptionError
+
+BUNDLE_VERSION = 1
+ENGINES = ("onnx", "openvino")
+PRECISIONS = ("float32", "int8")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a point at one precision.
+
+    Attributes:
+        file: Path within the bundle; its weights are in the bundle's weight files.
+        operators: How many of each operator are left when the runtime has fused what it can.
+        quantized: How many linear layers hold int8 weights.
+        method: How they were quantized; None for float32.
+        quality: What it scores on validation rows, as :mod:`rheostat.quality` writes it; None if not validated.
+        agreement: Share of validation rows on which it answers as float32 does; None for float32 itself.
+        latency: What was measured, with its conditions; None if it was not.
+    """
+
+    file: str
+    operators: dict[str, int] = field(default_factory=dict)
+    quantized: int = 0
+    method: str | None = None
+    quality: dict[str, Any] | None = None
+    agreement: float | None = None
+    latency: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One operating point.
+
+    Attributes:
+        budget: What was asked for at export.
+        share: What it costs, at most the budget.
+        macs: Multiply-accumulates of a sequence of the cost model's length.
+        params: Parameters.
+        kept: Original ids of heads and neurons, a layer at a time.
+        graphs: By precision.
+    """
+
+    budget: float
+    share: float
+    macs: int
+    params: int
+    kept: dict[str, Any]
+    graphs: dict[str, Graph]
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """Everything that ``bundle.json`` says.
+
+    Attributes:
+        engine: ``onnx`` or ``openvino``.
+        model_type: Of the Hugging Face model.
+        cost: Name and sequence length of the cost model whose share a budget is.
+        inputs: Names of the graphs' inputs.
+        info: Task, labels, longest input, temperatures.
+        tokenizer: File name, pad id and pad type id; None without one.
+        points: Largest budget first.
+        files: Bytes and SHA-256 by path.
+    """
+
+    engine: str
+    model_type: str
+    cost: dict[str, Any]
+    inputs: tuple[str, ...]
+    info: CheckpointInfo
+    tokenizer: dict[str, Any] | None
+    points: tuple[Point, ...]
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Return the budgets, largest first."""
+        return tuple(point.budget for point in self.points)
+
+    def point(self, budget: float, *, strict: bool = False) -> Point:
+        """Return the point of ``budget``, or the nearest one below it.
+
+        Raises:
+            BudgetError: no point at or below ``budget``; with ``strict``, none at it.
+        """
+        check_budget(budget)
+        found = next((point for point in self.points if point.budget <= budget), None)
+        if found is None or (strict and found.budget != budget):
+            listed = ", ".join(f"{known:g}" for known in self.budgets)
+            above = "" if strict else ", or above the smallest"
+            raise BudgetError(
+                f"budget must be one of the bundle's {listed}{above}; got {budget!r}. Export it too, or ask for another"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``bundle.json``."""
+        return {
+            "bundle_version": BUNDLE_VERSION,
+            "library_version": library_version(),
+            "engine": self.engine,
+            "model_type": self.model_type,
+            "cost": self.cost,
+            "inputs": list(self.inputs),
+            "info": self.info.to_json(),
+            "tokenizer": self.tokenizer,
+            "points": [
+                {**vars(point), "graphs": {name: dict(vars(graph)) for name, graph in point.graphs.items()}}
+                for point in self.points
+            ],
+            "files": self.files,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> BundleInfo:
+        """Return what ``to_json`` wrote."""
+        points = tuple(
+            Point(**{**point, "graphs": {name: Graph(**graph) for name, graph in point["graphs"].items()}})
+            for point in record["points"]
+        )
+        return cls(
+            engine=record["engine"],
+            model_type=record["model_type"],
+            cost=record["cost"],
+            inputs=tuple(record["inputs"]),
+            info=CheckpointInfo.from_json(record["info"]),
+            tokenizer=record["tokenizer"],
+            points=points,
+            files=record["files"],
+        )
+
+
+def write_bundle_info(folder: Path, info: BundleInfo) -> None:
+    """Write ``bundle.json`` last, with the size and hash of every file beside it."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != BUNDLE_MANIFEST
+    }
+    record = {**info.to_json(), "files": files}
+    (folder / BUNDLE_MANIFEST).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_bundle_info(folder: Path, *, verify: bool = True) -> BundleInfo:
+    """Return what a bundle holds after checking its version and its files.
+
+    Args:
+        folder: The bundle.
+        verify: Whether hashes are checked too; sizes always are.
+
+    Raises:
+        CheckpointError: no bundle, of a newer version, or a file is missing, cut short or changed.
+    """
+    path = folder / BUNDLE_MANIFEST
+    if not path.is_file():
+        raise CheckpointError(
+            f"{str(folder)!r} must hold {BUNDLE_MANIFEST}; it does not. Write it with rheostat export"
+        )
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version = record["bundle_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{BUNDLE_MANIFEST} of {str(folder)!r} must be valid, with a version: {error}") from None
+    if type(version) is not int or not 1 <= version <= BUNDLE_VERSION:
+        raise CheckpointError(
+            f"bundle_version of {str(folder)!r} must be 1 to {BUNDLE_VERSION}; got {version!r}, written by rheostat "
+            f"{record.get('library_version', 'unknown')}. Install that version or a newer one"
+        )
+    try:
+        info = BundleInfo.from_json(record)
+        for name, expected in info.files.items():
+            _check_file(folder, name, expected, verify=verify)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise CheckpointError(
+            f"{BUNDLE_MANIFEST} of {str(folder)!r} must be complete; {type(error).__name__}: {error}. Export it again"
+        ) from None
+    return info
+
+
+def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, verify: bool) -> None:
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{name} of {str(folder)!r} is missing. Copy or export the bundle again")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise CheckpointError(
+            f"{name} of {str(folder)!r} must have {expected['bytes']} bytes; it has {size}: cut short or changed. "
+            "Copy or export the bundle again"
+        )
+    if verify and sha256_of(path) != expected["sha256"]:
+        raise CheckpointError(f"{name} of {str(folder)!r} is damaged: another SHA-256. Copy or export the bundle again")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

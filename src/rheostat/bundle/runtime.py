@@ -1,0 +1,189 @@
+"""Open a bundle and ask it: a budget per call, many threads, no torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rheostat.bundle.engines import Arrays, Session, open_session
+from rheostat.bundle.manifest import PRECISIONS, BundleInfo, Point, read_bundle_info
+from rheostat.bundle.texts import TextEncoder
+from rheostat.checkpoint import existing_folder
+from rheostat.errors import BudgetError, OptionError
+from rheostat.predictions import Prediction, interpret
+from rheostat.quality import Quality, cheapest_within
+
+
+class Bundle:
+    """An opened bundle; every method may be called from many threads.
+
+    Attributes:
+        info: What ``bundle.json`` says.
+        precision: ``float32`` or ``int8``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: BundleInfo,
+        *,
+        precision: str = "float32",
+        memory: str = "fast",
+        threads: int = 1,
+        budgets: Sequence[float] | None = None,
+    ) -> None:
+        """Open the graphs; most callers want :func:`open_bundle`."""
+        self.info, self.precision = info, precision
+        points = info.points if budgets is None else tuple(info.point(b, strict=True) for b in budgets)
+        held = [point for point in points if precision in point.graphs]
+        if precision not in PRECISIONS or not held:
+            raise OptionError(
+                f"precision must be one that the bundle holds; got {precision!r}. Export it with --int8, or ask for "
+                "float32"
+            )
+        self._sessions: dict[float, Session] = {
+            point.budget: open_session(
+                info.engine, folder / point.graphs[precision].file, info.inputs, memory=memory, threads=threads
+            )
+            for point in held
+        }
+        self._encoder = None
+        if info.tokenizer is not None:
+            self._encoder = TextEncoder(
+                folder / info.tokenizer["file"],
+                pad_id=info.tokenizer["pad_id"],
+                pad_type_id=info.tokenizer["pad_type_id"],
+                max_length=info.tokenizer["max_length"],
+            )
+        self._warned: set[float] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Return the budgets that are open, largest first."""
+        return tuple(sorted(self._sessions, reverse=True))
+
+    def point(self, budget: float, *, strict: bool = False) -> Point:
+        """Return the open point of ``budget``, or the nearest one below it, which is said once.
+
+        Raises:
+            BudgetError: none at or below ``budget``; with ``strict``, none at it.
+        """
+        point = self.info.point(budget, strict=strict)
+        if point.budget not in self._sessions:
+            below = [known for known in self.budgets if known <= budget]
+            if strict or not below:
+                listed = ", ".join(f"{known:g}" for known in self.budgets)
+                raise BudgetError(f"budget must be one that was opened, {listed}; got {budget!r}. Open it too")
+            point = self.info.point(below[0])
+        if point.budget != budget and budget not in self._warned:
+            with self._lock:
+                self._warned.add(budget)
+            warnings.warn(
+                f"budget {budget:g} is not in the bundle; {point.budget:g}, the nearest below, answers", stacklevel=2
+            )
+        return point
+
+    def within(self, max_drop: float) -> float:
+        """Return the cheapest open budget whose validated accuracy is within ``max_drop`` points of the full model's.
+
+        Raises:
+            OptionError: the bundle was not validated.
+        """
+        found = [self.info.point(budget, strict=True).graphs[self.precision].quality for budget in self.budgets]
+        qualities = [Quality.from_json(record) for record in found if record is not None]
+        if not qualities:
+            raise OptionError("max_drop needs a validated bundle; this one is not. Export it with --validate DATA")
+        return cheapest_within(qualities, max_drop).budget
+
+    def run(self, inputs: Arrays, *, budget: float = 1.0, strict: bool = False) -> NDArray[np.float32]:
+        """Return the logits (B, C) of token arrays (B, S) by name; unknown names are left out.
+
+        Raises:
+            BudgetError: see :meth:`point`.
+        """
+        session = self._sessions.get(budget) or self._sessions[self.point(budget, strict=strict).budget]
+        return session.run(inputs)
+
+    def logits(
+        self, texts: Sequence[str | tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32, strict: bool = False
+    ) -> NDArray[np.float32]:
+        """Return the logits of texts or pairs of texts, (N, C), in their order.
+
+        Raises:
+            OptionError: no tokenizer in the bundle, or not a list of texts.
+            BudgetError: see :meth:`point`.
+        """
+        if self._encoder is None:
+            raise OptionError("the bundle must hold a tokenizer to read texts; it does not. Call run with token ids")
+        if batch_size < 1:
+            raise OptionError(f"batch_size must be at least 1; got {batch_size!r}. The default is 32")
+        used = self.point(budget, strict=strict).budget
+        encodings = self._encoder.encode(texts)
+        found = np.zeros((len(encodings), max(len(self.info.info.labels), 1)), np.float32)
+        for chosen, batch in self._encoder.batches(encodings, batch_size):
+            found[chosen] = self.run(batch, budget=used)
+        return found
+
+    def predict(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        budget: float | None = None,
+        max_drop: float | None = None,
+        batch_size: int = 32,
+        strict: bool = False,
+    ) -> list[Prediction]:
+        """Return one prediction a text, in order; its budget is the one that answered.
+
+        Args:
+            texts: Texts or pairs of texts; longer ones are cut at the bundle's longest input.
+            budget: Share of the full cost; 1.0 if nothing is said.
+            max_drop: Instead: the cheapest budget within this many points of the full model on validation rows.
+            batch_size: Rows a run.
+            strict: Whether a budget that is not in the bundle is an error.
+
+        Raises:
+            OptionError: both ``budget`` and ``max_drop``, no tokenizer, or not a list of texts.
+            BudgetError: see :meth:`point`.
+        """
+        if budget is not None and max_drop is not None:
+            raise OptionError("budget and max_drop must not both be given; choose one")
+        asked = self.within(max_drop) if max_drop is not None else 1.0 if budget is None else budget
+        used = self.point(asked, strict=strict).budget
+        return interpret(self.logits(texts, budget=used, batch_size=batch_size), self.info.info, used)
+
+
+def open_bundle(
+    path: str | os.PathLike[str],
+    *,
+    precision: str = "float32",
+    memory: str = "fast",
+    threads: int = 1,
+    budgets: Sequence[float] | None = None,
+    verify: bool = True,
+) -> Bundle:
+    """Open a folder that ``rheostat export`` wrote. Needs onnxruntime (or openvino), tokenizers and numpy.
+
+    Args:
+        path: The folder.
+        precision: ``float32`` or ``int8``.
+        memory: ``fast``, or ``shared``: one copy of the weights for all budgets and processes, some 1.3x slower.
+        threads: Threads of a call.
+        budgets: Which points to open; None for all.
+        verify: Whether the hash of every file is checked.
+
+    Raises:
+        CheckpointError: no bundle, of a newer version, or damaged.
+        OptionError: an option with a value that can't be used.
+        MissingDependencyError: the runtime is not installed.
+    """
+    folder = existing_folder(path)
+    info = read_bundle_info(folder, verify=verify)
+    return Bundle(folder, info, precision=precision, memory=memory, threads=threads, budgets=budgets)

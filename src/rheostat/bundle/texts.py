@@ -1,0 +1,71 @@
+"""Texts to padded arrays with the tokenizers library alone; one tokenizer serves all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from rheostat.errors import CheckpointError, OptionError
+
+STEP = 8  # batches are padded to a multiple of this, so that a runtime sees few shapes
+Batch = dict[str, NDArray[np.int64]]
+
+
+class TextEncoder:
+    """Encodes texts as the Hugging Face tokenizer did that wrote the file. Nothing changes after it was made."""
+
+    def __init__(self, path: Path, *, pad_id: int, pad_type_id: int, max_length: int) -> None:
+        """Read ``tokenizer.json``.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+            raise CheckpointError(f"{path.name} must be a tokenizer file; {error}. Export the bundle again") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_length)
+        self._pad_id, self._pad_type_id, self.max_length = pad_id, pad_type_id, max_length
+
+    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
+        """Return the encodings of texts or pairs of texts, truncated and not padded.
+
+        Raises:
+            OptionError: not a list of texts.
+        """
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(map(_is_text, texts)):
+            raise OptionError(f"texts must be a list of texts or of pairs of texts; got {texts!r:.80}. Pass ['...']")
+        return list(self._tokenizer.encode_batch([t if isinstance(t, str) else tuple(t) for t in texts]))
+
+    def batches(self, encodings: Sequence[Any], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
+        """Yield (indices, arrays (B, S)) with encodings of similar length side by side."""
+        by_length = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
+        for start in range(0, len(by_length), batch_size):
+            chosen = by_length[start : start + batch_size]
+            yield chosen, self.pad([encodings[i] for i in chosen])
+
+    def pad(self, encodings: Sequence[Any]) -> Batch:
+        """Return ids, attention mask and type ids, (B, S), S a multiple of 8 or the longest input."""
+        longest = max((len(encoding.ids) for encoding in encodings), default=1)
+        length = max(min(-(-longest // STEP) * STEP, self.max_length), longest, 1)
+        shape = (len(encodings), length)
+        ids, mask = np.full(shape, self._pad_id, np.int64), np.zeros(shape, np.int64)
+        types = np.full(shape, self._pad_type_id, np.int64)
+        for row, encoding in enumerate(encodings):
+            count = len(encoding.ids)
+            ids[row, :count] = encoding.ids
+            types[row, :count] = encoding.type_ids
+            mask[row, :count] = 1
+        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def _is_text(item: object) -> bool:
+    if isinstance(item, tuple | list):
+        return len(item) == 2 and all(isinstance(part, str) for part in item)
+    return isinstance(item, str)

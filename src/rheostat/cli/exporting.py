@@ -1,0 +1,90 @@
+"""`rheostat export`: a checkpoint to a bundle that runs without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rheostat.budget import parse_budgets
+from rheostat.cli import options as shared
+
+if TYPE_CHECKING:
+    from rheostat.bundle import BundleInfo
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: rheostat export runs/agnews bundle --validate validation.csv --int8")(export)
+
+
+def export(
+    folder: Annotated[str, typer.Argument(help="Folder of a budgeted checkpoint, or its Hub name.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
+    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
+    budgets: shared.Budgets = "1.0,0.75,0.5,0.35,0.25",
+    validate: Annotated[str | None, typer.Option(help="Labelled rows that every graph is scored on.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too (onnx).")] = False,
+    max_int8_drop: Annotated[
+        float, typer.Option(min=0.0, help="Most points that int8 may score below float32 at the same budget.")
+    ] = 0.5,
+    force: Annotated[bool, typer.Option("--force", help="Write int8 graphs that score lower, or unmeasured.")] = False,
+    text_column: shared.TextColumn = "text",
+    text_pair_column: shared.TextPairColumn = None,
+    label_column: shared.LabelColumn = "label",
+    encoding: shared.Encoding = "utf-8",
+    delimiter: shared.Delimiter = None,
+    no_header: shared.NoHeader = False,
+    label_separator: shared.LabelSeparator = None,
+    no_quotes: shared.NoQuotes = False,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Write one folder with one set of weights and a small graph a budget; open it with rheostat.open_bundle."""
+    asked = parse_budgets(budgets)
+    model = shared.load_budgeted(folder)
+    from rheostat.console import stdout
+    from rheostat.export import export as run
+
+    read = shared.read_options(
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        no_header=no_header,
+        task=model.info.task or "single-label",
+        label_separator=label_separator,
+        no_quotes=no_quotes,
+    )
+    info = run(
+        model,
+        out,
+        format=format,
+        budgets=asked,
+        validate=validate,
+        read_options=read,
+        int8=int8,
+        max_int8_drop=max_int8_drop,
+        force=force,
+    )
+    if as_json:
+        shared.print_json(info.to_json())
+    else:
+        stdout.print(summary(out, info), markup=False, highlight=False, soft_wrap=True)
+
+
+def summary(out: Path, info: BundleInfo) -> str:
+    """Return what was written: sizes, and a line a point."""
+    files = {path.name: path.stat().st_size for path in out.iterdir() if path.is_file()}
+    lines = [f"{out}: {sum(files.values()) / 1e6:.1f} MB, {files.get('weights.bin', 0) / 1e6:.1f} MB of them weights"]
+    for point in info.points:
+        graph = point.graphs["float32"]
+        parts = [f"budget {point.budget:g}", f"share {point.share:.4f}", f"{files[graph.file] / 1e3:.0f} kB"]
+        for precision, found in point.graphs.items():
+            if found.quality is not None:
+                parts.append(f"{precision} accuracy {100 * found.quality['accuracy']:.2f} %")
+        fused = graph.operators.get("MultiHeadAttention", 0)
+        parts += [f"{fused} fused attentions"] if fused else []
+        lines.append(", ".join(parts))
+    return "\n".join(lines)

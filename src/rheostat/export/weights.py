@@ -1,0 +1,107 @@
+"""One file of weights for all graphs: each points at prefixes of the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from rheostat.errors import OptionError
+
+ALIGNMENT = 4096  # of a page, so that a runtime can map tensors where they lie
+SMALL_BYTES = 1024  # constants of shapes and the like stay in the graph
+
+
+class SharedWeights:
+    """A file that tensors are added to; a tensor that begins a larger one of the same name is found inside it."""
+
+    def __init__(self, path: Path) -> None:
+        """Write to ``path``; use it in a ``with`` block."""
+        self._path = path
+        self._file = path.open("wb")
+        self._held: dict[str, tuple[int, NDArray[np.generic]]] = {}
+
+    def add(self, name: str, tensor: NDArray[np.generic]) -> int:
+        """Return the offset of a tensor, writing it if nothing there begins with it.
+
+        Raises:
+            OptionError: the name is there with other values: a matrix would be copied.
+        """
+        if name not in self._held:
+            offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
+            self._file.seek(offset)
+            self._file.write(np.ascontiguousarray(tensor).tobytes())
+            self._held[name] = (offset, tensor)
+        if not self.holds(name, tensor):
+            raise OptionError(
+                f"weights of all budgets must be prefixes of the largest; {name} is not. Export a nested checkpoint, "
+                "largest budget first"
+            )
+        return self._held[name][0]
+
+    def holds(self, name: str, tensor: NDArray[np.generic]) -> bool:
+        """Return whether a tensor of this name that begins with these values is there."""
+        if name not in self._held:
+            return False
+        _, full = self._held[name]
+        begins = full.dtype == tensor.dtype and full.shape[1:] == tensor.shape[1:] and len(full) >= len(tensor)
+        return begins and np.array_equal(full[: len(tensor)], tensor)
+
+    def share(self, graph: onnx.ModelProto, *, own: SharedWeights | None = None, own_prefix: str = "") -> None:
+        """Move every tensor of a graph that is not small to the file.
+
+        Args:
+            graph: Changed in place.
+            own: Where tensors go that are not here; by default here.
+            own_prefix: Put before their names there.
+        """
+        for tensor in graph.graph.initializer:
+            values = numpy_helper.to_array(tensor)
+            if values.nbytes <= SMALL_BYTES or values.ndim == 0:
+                continue
+            if own is None or self.holds(tensor.name, values):
+                _point_to(tensor, self._path.name, self.add(tensor.name, values), values.nbytes)
+            else:
+                _point_to(tensor, own._path.name, own.add(own_prefix + tensor.name, values), values.nbytes)
+
+    def flush(self) -> None:
+        """Make what was added readable."""
+        self._file.flush()
+
+    def __enter__(self) -> SharedWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _point_to(tensor: TensorProto, file: str, offset: int, length: int) -> None:
+    """Replace a tensor's values by the place where they lie."""
+    for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+        tensor.ClearField(field)
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in {"location": file, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def embedded_bytes(graph: onnx.ModelProto) -> int:
+    """Return how many bytes of tensors a graph holds itself."""
+    return sum(len(tensor.raw_data) for tensor in graph.graph.initializer if not _is_external(tensor))
+
+
+def _is_external(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def count_operators(graph: onnx.ModelProto, kinds: Iterable[str] | None = None) -> dict[str, int]:
+    """Return how many nodes of each operator a graph has."""
+    counts: dict[str, int] = {}
+    for node in graph.graph.node:
+        if kinds is None or node.op_type in kinds:
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return counts
