@@ -237,7 +237,8 @@ def test_a_tensor_that_is_no_prefix_is_an_error_and_not_a_copy(tmp_path: Path) -
     full = np.arange(600, dtype=np.float32).reshape(60, 10)
     with SharedWeights(tmp_path / "w.bin") as weights:
         assert weights.add("a", full) == weights.add("a", full[:20]) == 0
-        assert weights.add("b", full) == 4096
+        assert weights.add("b", full + 1) == 4096
+        assert weights.add("c", full + 1) == 4096  # the same content under another name
         for other in (full[1:21], full.astype(np.float64), full[:, :5]):
             with pytest.raises(OptionError, match="must be prefixes of the largest; a is not"):
                 weights.add("a", other)

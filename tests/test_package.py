@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tiny import tiny_budgeted, tiny_tokenizer
 
 import rheostat
+from rheostat.export import export
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rheostat"
@@ -209,6 +211,25 @@ def test_the_installed_command_prints_its_help_with_the_base_install_alone(envir
     assert result.returncode == 0, result.stderr
     for command in ("train", "evaluate", "materialize", "predict", "measure", "demo"):
         assert command in result.stdout
+
+
+def test_a_bundle_answers_where_only_onnxruntime_is_installed(environment: Path, tmp_path: Path) -> None:
+    model = tiny_budgeted(tokenizer=tiny_tokenizer(tmp_path / "words"))
+    export(model, tmp_path / "bundle", budgets=(0.5,))
+    python = environment / "python"
+    site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    for distribution in with_their_needs(iter(["onnxruntime"])).values():
+        lend(distribution, site_packages)
+    code = (
+        "import sys, rheostat; bundle = rheostat.open_bundle(sys.argv[1]); "
+        "print([round(a.score, 4) for a in bundle.predict(['awful word1', 'great'], budget=0.5)])"
+    )
+    result = run(python, "-c", code, tmp_path / "bundle")
+    assert result.returncode == 0, result.stderr
+    expected = [round(answer.score, 4) for answer in model.predict(["awful word1", "great"], budget=0.5)]
+    assert result.stdout.strip() == str(expected)
+    for package in ("torch", "transformers"):
+        assert run(python, "-c", f"import {package}").returncode != 0
 
 
 # The scripts

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 import yaml
-from tiny import tiny_data, tiny_folder
+from tiny import largest_difference, tiny_batch, tiny_classifier, tiny_data, tiny_folder, weights
 from typer.testing import CliRunner
 
 from rheostat.cli.app import app
 from rheostat.errors import OptionError
 from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
+from rheostat.reproduce.distilling import Distillation
 from rheostat.reproduce.experiment import SCALES, Target
 from rheostat.reproduce.models import make_data, make_model
 from rheostat.reproduce.synthetic import CLASSES, DECOYS, LENGTH, MARKED, write_rows
@@ -253,3 +255,40 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
         make_model({"kind": "llama"}, "", tmp_path, 0)
     with pytest.raises(OptionError, match="data kind must be"):
         make_data({"kind": "imdb"}, tmp_path)
+
+
+def test_a_distilled_model_has_a_shape_of_its_own_and_leaves_no_steps(tmp_path: Path) -> None:
+    teacher = str(tiny_folder(tmp_path / "teacher"))
+    data = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
+    spec = {
+        "kind": "distilled", "teacher": teacher, "hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 16,
+        "max_length": 12, "epochs": 1,
+    }  # fmt: skip
+    folder = make_model(spec, data, tmp_path / "work", 0)
+    assert make_model(spec, data, tmp_path / "work", 1) == folder  # the same for every seed
+    student = transformers.AutoModel.from_pretrained(folder)
+    assert (student.config.hidden_size, student.config.num_hidden_layers) == (8, 1)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["distilled"]
+    assert len(transformers.AutoTokenizer.from_pretrained(folder)) == student.config.vocab_size
+
+
+def test_distillation_brings_the_student_to_the_teacher_and_leaves_the_teacher_alone() -> None:
+    teacher, student = tiny_classifier(seed=1).bert, tiny_classifier(seed=2, num_hidden_layers=1).bert
+    before = weights(teacher)
+    objective = Distillation(student, teacher).train()
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+    batch = tiny_batch(rows=8)
+    losses = []
+    for _ in range(60):
+        loss = objective(batch["input_ids"], batch["attention_mask"])["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert largest_difference(before, weights(teacher)) == 0.0
+    padded = {**batch, "input_ids": torch.where(batch["attention_mask"] == 0, 6, batch["input_ids"])}
+    objective.eval()
+    with torch.no_grad():  # what stands in the padding does not count
+        first, second = (objective(b["input_ids"], b["attention_mask"])["loss"] for b in (batch, padded))
+    assert first.item() == pytest.approx(second.item(), rel=1e-5)

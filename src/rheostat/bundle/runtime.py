@@ -126,9 +126,12 @@ class Bundle:
             raise OptionError(f"batch_size must be at least 1; got {batch_size!r}. The default is 32")
         used = self.point(budget, strict=strict).budget
         encodings = self._encoder.encode(texts)
-        found = np.zeros((len(encodings), max(len(self.info.info.labels), 1)), np.float32)
+        found = np.zeros((0, max(len(self.info.info.labels), 1)), np.float32)
         for chosen, batch in self._encoder.batches(encodings, batch_size):
-            found[chosen] = self.run(batch, budget=used)
+            logits = self.run(batch, budget=used)
+            if not len(found):
+                found = np.empty((len(encodings), logits.shape[1]), np.float32)
+            found[chosen] = logits
         return found
 
     def predict(

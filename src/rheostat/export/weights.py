@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class SharedWeights:
         self._path = path
         self._file = path.open("wb")
         self._held: dict[str, tuple[int, NDArray[np.generic]]] = {}
+        self._contents: dict[str, int] = {}  # offsets by hash: equal tensors of other names are written once
 
     def add(self, name: str, tensor: NDArray[np.generic]) -> int:
         """Return the offset of a tensor, writing it if nothing there begins with it.
@@ -32,10 +34,13 @@ class SharedWeights:
             OptionError: the name is there with other values: a matrix would be copied.
         """
         if name not in self._held:
-            offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
-            self._file.seek(offset)
-            self._file.write(np.ascontiguousarray(tensor).tobytes())
-            self._held[name] = (offset, tensor)
+            content = np.ascontiguousarray(tensor).tobytes()
+            key = hashlib.sha256(content).hexdigest()
+            if key not in self._contents:
+                self._contents[key] = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
+                self._file.seek(self._contents[key])
+                self._file.write(content)
+            self._held[name] = (self._contents[key], tensor)
         if not self.holds(name, tensor):
             raise OptionError(
                 f"weights of all budgets must be prefixes of the largest; {name} is not. Export a nested checkpoint, "

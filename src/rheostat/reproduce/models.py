@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from rheostat.data import read_corpus
 from rheostat.demo_assets import fetch_minilm, find_data
 from rheostat.errors import OptionError
+from rheostat.reproduce.distilling import distil
 from rheostat.reproduce.synthetic import write_rows
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -41,21 +42,30 @@ def make_model(spec: Mapping[str, Any], data: str, work: Path, seed: int) -> str
     """Return the folder or Hub name of an encoder.
 
     ``{kind: minilm}``; ``{kind: hub, name: ...}``, a local folder as well; ``{kind: words, ...}`` is a word-level BERT
-    with random weights of this seed, see :func:`word_level_model`.
+    with random weights of this seed, see :func:`word_level_model`; ``{kind: distilled, ...}`` one of another shape that
+    MiniLM taught, the same for every seed, see :func:`rheostat.reproduce.distilling.distil`.
     """
     if spec.get("kind") == "minilm":
         return str(fetch_minilm())
     if spec.get("kind") == "hub":
         return str(spec["name"])
+    rest = {key: value for key, value in spec.items() if key != "kind"}
     if spec.get("kind") == "words":
-        folder = work / f"words-{seed}"
-        if not (folder / "config.json").is_file():
-            unfinished = work / f".words-{seed}"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            word_level_model(data, unfinished, seed=seed, **{k: v for k, v in spec.items() if k != "kind"})
-            unfinished.rename(folder)
-        return str(folder)
-    raise OptionError(f"model kind must be minilm, hub or words; got {spec.get('kind')!r}")
+        return _made(work / f"words-{seed}", lambda folder: word_level_model(data, folder, seed=seed, **rest))
+    if spec.get("kind") == "distilled":
+        teacher = str(rest.pop("teacher", None) or fetch_minilm())
+        return _made(work / "distilled", lambda folder: distil(teacher, data, folder, seed=0, **rest))
+    raise OptionError(f"model kind must be minilm, hub, words or distilled; got {spec.get('kind')!r}")
+
+
+def _made(folder: Path, make: Callable[[Path], None]) -> str:
+    """Return a folder, made beside its place first."""
+    if not (folder / "config.json").is_file():
+        unfinished = folder.with_name(f".{folder.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make(unfinished)
+        unfinished.rename(folder)
+    return str(folder)
 
 
 def word_level_model(
