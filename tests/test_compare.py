@@ -274,9 +274,9 @@ def test_the_command_prints_the_table_and_leaves_it(model: str, data: str, tmp_p
 
 
 def test_settings_become_options() -> None:
-    given = ["adapt_epochs=1.5", "adapt=straight-through", "batch-size=8", "adapt_dropout=true", "max_length=64"]
+    given = ["adapt_epochs=1.5", "adapt=straight-through", "batch-size=8", "adapt_dropout=false", "max_length=64"]
     assert chosen_options([*given, "train_budgets=0.25,0.5"]) == TrainOptions(
-        adapt_epochs=1.5, adapt="straight-through", batch_size=8, adapt_dropout=True, max_length=64,
+        adapt_epochs=1.5, adapt="straight-through", batch_size=8, adapt_dropout=False, max_length=64,
         train_budgets=(0.5, 0.25),
     )  # fmt: skip
     assert chosen_options([]) == TrainOptions()

@@ -49,8 +49,8 @@ def train(
         typer.Option(help="Train these budgets alone, comma separated: a specialist. By default the whole range."),
     ] = None,
     adapt_dropout: Annotated[
-        bool, typer.Option("--adapt-dropout", help="Keep dropout on while hard subnets are trained.")
-    ] = False,
+        bool, typer.Option(help="Whether dropout is active while hard subnets are trained.")
+    ] = True,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the warm start.")] = 5e-5,
     adapt_learning_rate: Annotated[float, typer.Option(help="Learning rate of the weights in the adapt stage.")] = 1e-4,
     gate_learning_rate: Annotated[
@@ -93,7 +93,7 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
     random_budgets: Annotated[
         int, typer.Option(min=0, help="Random budgets a step beside an end; 0 trains one budget a step, in turn.")
-    ] = 0,
+    ] = 1,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states to resume from.")] = 100,
     report_to: Annotated[str, typer.Option(help="Where the Trainer logs: none, tensorboard, wandb, ...")] = "none",
     class_weighting: Annotated[
