@@ -157,7 +157,7 @@ def test_a_second_run_trains_and_times_nothing(ran: tuple[Path, dict[str, Any], 
     assert json.loads(json.dumps({key: again[key] for key in known})) == {key: record[key] for key in known}
 
 
-def test_runs_that_differ_in_cost_alone_share_their_dense_model(
+def test_runs_with_the_same_dense_model_share_it(
     ran: tuple[Path, dict[str, Any], dict[str, Any]],
 ) -> None:
     _, record, _ = ran

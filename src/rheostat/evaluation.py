@@ -136,23 +136,29 @@ def grid_logits(
 
 
 def score_budgets(
-    info: CheckpointInfo, logits: Mapping[float, NDArray[np.float32]], labels: Any, budgets: Sequence[float]
+    info: CheckpointInfo,
+    logits: Mapping[float, NDArray[np.float32]],
+    labels: Any,
+    budgets: Sequence[float],
+    *,
+    full: NDArray[np.float32] | None = None,
 ) -> list[Quality]:
-    """Return what the logits (N, C) of each budget score, beside those of budget 1.0.
+    """Return what the logits (N, C) of each budget score, beside those of the full model.
 
     Args:
         info: Task, label names and temperatures.
-        logits: By budget, that of 1.0 included.
+        logits: By budget.
         labels: (N,) class ids, or (N, C) zeros and ones.
         budgets: Budgets to report.
+        full: Logits of the full model; by default those of budget 1.0.
     """
     task, wanted = info.task or "single-label", np.asarray(labels)
     classes = np.arange(len(info.labels)) if info.labels else None
-    full = class_predictions(task, logits[1.0])
+    reference = class_predictions(task, logits[1.0] if full is None else full)
     qualities = []
     for budget in budgets:
         found = class_predictions(task, logits[budget])
-        quality = quality_at(budget, found, wanted, full_predictions=full, label_set=classes)
+        quality = quality_at(budget, found, wanted, full_predictions=reference, label_set=classes)
         raw, calibrated = (
             expected_calibration_error(logits[budget], wanted, task, temperature=temperature)
             for temperature in (1.0, info.temperature_at(budget))

@@ -22,7 +22,7 @@ class Prediction:
         score: Probability of the label (the smallest of several), or the predicted value for regression.
         probabilities: Probability of every class, calibrated where the checkpoint holds temperatures; empty for
             regression.
-        budget: The budget that was asked for.
+        budget: The budget that answered.
     """
 
     label: str | tuple[str, ...] | None

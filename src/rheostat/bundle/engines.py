@@ -25,16 +25,25 @@ class Session(Protocol):
 
 
 def fitted(inputs: Arrays, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Return the inputs that a graph knows, as int64; a missing ``token_type_ids`` is zeros.
+    """Return the inputs that a graph knows, as int64; missing types are zeros, a missing mask is ones.
 
     Raises:
-        OptionError: one that can't be made up is missing.
+        OptionError: no ``input_ids``, or arrays that are not (B, S) alike.
     """
     if "input_ids" not in inputs:
         raise OptionError(f"inputs must hold input_ids; got {', '.join(inputs) or 'nothing'}")
     ids = np.asarray(inputs["input_ids"], dtype=np.int64)
+    shapes = {np.shape(inputs[name]) for name in names if name in inputs}
+    if ids.ndim != 2 or 0 in ids.shape or shapes != {ids.shape}:
+        raise OptionError(f"inputs must all be of one shape (rows, tokens); got {sorted(shapes)}")
     made_up = {"token_type_ids": np.zeros_like, "attention_mask": np.ones_like}
     return {name: np.asarray(inputs[name], dtype=np.int64) if name in inputs else made_up[name](ids) for name in names}
+
+
+def _unfit(feed: Arrays, error: Exception) -> OptionError:
+    """Return the error for arrays that a graph can't run: ids that are no words, or more tokens than it takes."""
+    ids, reason = feed["input_ids"], " ".join(str(error).split())[:200]
+    return OptionError(f"inputs must fit the model; got ids {ids.min()} to {ids.max()}, shape {ids.shape}: {reason}")
 
 
 class OnnxSession:
@@ -60,7 +69,11 @@ class OnnxSession:
 
     def run(self, inputs: Arrays) -> NDArray[np.float32]:
         """Return the logits (B, C) of arrays (B, S)."""
-        logits: NDArray[np.float32] = self._session.run(None, fitted(inputs, self._names))[0]
+        feed = fitted(inputs, self._names)
+        try:
+            logits: NDArray[np.float32] = self._session.run(None, feed)[0]
+        except Exception as error:  # noqa: BLE001 - the runtime raises classes of its own
+            raise _unfit(feed, error) from None
         return logits
 
 
@@ -87,7 +100,11 @@ class OpenVinoSession:
         request = getattr(self._local, "request", None)
         if request is None:
             request = self._local.request = self._compiled.create_infer_request()
-        found = request.infer(fitted(inputs, self._names), share_inputs=True)
+        feed = fitted(inputs, self._names)
+        try:
+            found = request.infer(feed, share_inputs=True)
+        except Exception as error:  # noqa: BLE001 - the runtime raises classes of its own
+            raise _unfit(feed, error) from None
         return np.array(found[0], dtype=np.float32)  # a copy: the request's memory is used again
 
 
@@ -104,8 +121,10 @@ def open_session(engine: str, path: Path, names: Sequence[str], *, memory: str, 
     """
     if memory not in MEMORY:
         raise OptionError(f"memory must be one of {', '.join(MEMORY)}; got {memory!r}. The default is fast")
-    if threads < 1:
-        raise OptionError(f"threads must be at least 1; got {threads!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise OptionError(f"threads must be a whole number, 1 or more; got {threads!r}. The default is 1")
+    if engine == "openvino" and memory == "shared":
+        raise OptionError("memory must be fast with OpenVINO, which packs its weights; got shared")
     opened = {"onnx": OnnxSession, "openvino": OpenVinoSession}.get(engine)
     if opened is None:
         raise CheckpointError(f"engine must be onnx or openvino; got {engine!r}. Install a newer rheostat")

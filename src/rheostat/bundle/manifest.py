@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rheostat.budget import check_budget
 from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version
-from rheostat.errors import BudgetError, CheckpointError, OptionError
+from rheostat.errors import BudgetError, CheckpointError
 
 BUNDLE_VERSION = 1
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "int8")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+NEAR = 1e-9  # 0.1 + 0.2 asks for 0.3
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,12 @@ class Graph:
 
     Attributes:
         file: Path within the bundle; its weights are in the bundle's weight files.
-        operators: How many of each operator are left when the runtime has fused what it can.
+        operators: How many of each operator; for ``onnx`` after the runtime has fused what it can.
         quantized: How many linear layers hold int8 weights.
         method: How they were quantized; None for float32.
         quality: What it scores on validation rows, as :mod:`rheostat.quality` writes it; None if not validated.
         agreement: Share of validation rows on which it answers as float32 does; None for float32 itself.
-        latency: What was measured, with its conditions; None if it was not.
+        latency: What was measured, with its conditions; None until it is certified.
     """
 
     file: str
@@ -48,7 +50,8 @@ class Point:
     Attributes:
         budget: What was asked for at export.
         share: What it costs, at most the budget.
-        macs: Multiply-accumulates of a sequence of the cost model's length.
+        macs: Multiply-accumulates of a sequence of ``macs_length`` tokens.
+        macs_length: The cost model's length, or 128 where it has none.
         params: Parameters.
         kept: Original ids of heads and neurons, a layer at a time.
         graphs: By precision.
@@ -57,6 +60,7 @@ class Point:
     budget: float
     share: float
     macs: int
+    macs_length: int
     params: int
     kept: dict[str, Any]
     graphs: dict[str, Graph]
@@ -72,8 +76,9 @@ class BundleInfo:
         cost: Name and sequence length of the cost model whose share a budget is.
         inputs: Names of the graphs' inputs.
         info: Task, labels, longest input, temperatures.
-        tokenizer: File name, pad id and pad type id; None without one.
+        tokenizer: File name, pad id, pad type id, longest input, and the side that is cut; None without one.
         points: Largest budget first.
+        environment: Where it was exported: processor and versions, which the choice of an int8 method depends on.
         files: Bytes and SHA-256 by path.
     """
 
@@ -84,6 +89,7 @@ class BundleInfo:
     info: CheckpointInfo
     tokenizer: dict[str, Any] | None
     points: tuple[Point, ...]
+    environment: dict[str, Any] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -98,8 +104,8 @@ class BundleInfo:
             BudgetError: no point at or below ``budget``; with ``strict``, none at it.
         """
         check_budget(budget)
-        found = next((point for point in self.points if point.budget <= budget), None)
-        if found is None or (strict and found.budget != budget):
+        found = next((point for point in self.points if point.budget <= budget + NEAR), None)
+        if found is None or (strict and abs(found.budget - budget) > NEAR):
             listed = ", ".join(f"{known:g}" for known in self.budgets)
             above = "" if strict else ", or above the smallest"
             raise BudgetError(
@@ -122,6 +128,7 @@ class BundleInfo:
                 {**vars(point), "graphs": {name: dict(vars(graph)) for name, graph in point.graphs.items()}}
                 for point in self.points
             ],
+            "environment": self.environment,
             "files": self.files,
         }
 
@@ -140,19 +147,22 @@ class BundleInfo:
             info=CheckpointInfo.from_json(record["info"]),
             tokenizer=record["tokenizer"],
             points=points,
+            environment=record["environment"],
             files=record["files"],
         )
 
 
-def write_bundle_info(folder: Path, info: BundleInfo) -> None:
-    """Write ``bundle.json`` last, with the size and hash of every file beside it."""
+def write_bundle_info(folder: Path, info: BundleInfo) -> BundleInfo:
+    """Write ``bundle.json`` last, with the size and hash of every file beside it, and return what it says."""
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != BUNDLE_MANIFEST
     }
-    record = {**info.to_json(), "files": files}
-    (folder / BUNDLE_MANIFEST).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    found = replace(info, files=files)
+    text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
+    (folder / BUNDLE_MANIFEST).write_text(text + "\n", encoding="utf-8")
+    return found
 
 
 def read_bundle_info(folder: Path, *, verify: bool = True) -> BundleInfo:
@@ -182,28 +192,50 @@ def read_bundle_info(folder: Path, *, verify: bool = True) -> BundleInfo:
         )
     try:
         info = BundleInfo.from_json(record)
-        for name, expected in info.files.items():
-            _check_file(folder, name, expected, verify=verify)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, OptionError):
-            raise
+        _check_content(info)
+        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in info.files.items()}
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{BUNDLE_MANIFEST} of {str(folder)!r} must be complete; {type(error).__name__}: {error}. Export it again"
         ) from None
+    for name, (size, digest) in expected.items():
+        _check_file(folder, name, size, digest if verify else None)
     return info
 
 
-def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, verify: bool) -> None:
+def _check_content(info: BundleInfo) -> None:
+    """Refuse what can't be opened: no points, unknown inputs, files outside the folder or of unknown size.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    used = [graph.file for point in info.points for graph in point.graphs.values()]
+    if info.tokenizer is not None:
+        used.append(info.tokenizer["file"])
+        missing_keys = {"pad_id", "pad_type_id", "max_length", "truncation_side"} - set(info.tokenizer)
+        if missing_keys:
+            raise ValueError(f"tokenizer lacks {', '.join(sorted(missing_keys))}")
+    outside = [name for name in (*used, *info.files) if Path(name).name != name or set(name) & set("\\:")]
+    if outside:
+        raise ValueError(f"files must lie in the folder; got {outside[0]!r}")
+    unlisted = sorted(set(used) - set(info.files))
+    if unlisted:
+        raise ValueError(f"{unlisted[0]} is not among the files")
+    if not info.points or set(info.inputs) - set(INPUTS) or info.engine not in ENGINES:
+        raise ValueError("points, inputs and engine must be known")
+
+
+def _check_file(folder: Path, name: str, expected: int, digest: str | None) -> None:
     path = folder / name
     if not path.is_file():
         raise CheckpointError(f"{name} of {str(folder)!r} is missing. Copy or export the bundle again")
     size = path.stat().st_size
-    if size != expected["bytes"]:
+    if size != expected:
         raise CheckpointError(
-            f"{name} of {str(folder)!r} must have {expected['bytes']} bytes; it has {size}: cut short or changed. "
+            f"{name} of {str(folder)!r} must have {expected} bytes; it has {size}: cut short or changed. "
             "Copy or export the bundle again"
         )
-    if verify and sha256_of(path) != expected["sha256"]:
+    if digest is not None and sha256_of(path) != digest:
         raise CheckpointError(f"{name} of {str(folder)!r} is damaged: another SHA-256. Copy or export the bundle again")
 
 

@@ -6,13 +6,15 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rheostat.budget import check_budget
 from rheostat.bundle.engines import Arrays, Session, open_session
-from rheostat.bundle.manifest import PRECISIONS, BundleInfo, Point, read_bundle_info
+from rheostat.bundle.manifest import NEAR, PRECISIONS, BundleInfo, Point, read_bundle_info
 from rheostat.bundle.texts import TextEncoder
 from rheostat.checkpoint import existing_folder
 from rheostat.errors import BudgetError, OptionError
@@ -40,6 +42,8 @@ class Bundle:
     ) -> None:
         """Open the graphs; most callers want :func:`open_bundle`."""
         self.info, self.precision = info, precision
+        if isinstance(budgets, Real) or (budgets is not None and not len(budgets)):
+            raise OptionError(f"budgets must be a list with at least one; got {budgets!r}. Leave it out to open all")
         points = info.points if budgets is None else tuple(info.point(b, strict=True) for b in budgets)
         held = [point for point in points if precision in point.graphs]
         if precision not in PRECISIONS or not held:
@@ -60,6 +64,7 @@ class Bundle:
                 pad_id=info.tokenizer["pad_id"],
                 pad_type_id=info.tokenizer["pad_type_id"],
                 max_length=info.tokenizer["max_length"],
+                truncation_side=info.tokenizer["truncation_side"],
             )
         self._warned: set[float] = set()
         self._lock = threading.Lock()
@@ -82,25 +87,37 @@ class Bundle:
                 listed = ", ".join(f"{known:g}" for known in self.budgets)
                 raise BudgetError(f"budget must be one that was opened, {listed}; got {budget!r}. Open it too")
             point = self.info.point(below[0])
-        if point.budget != budget and budget not in self._warned:
-            with self._lock:
-                self._warned.add(budget)
-            warnings.warn(
-                f"budget {budget:g} is not in the bundle; {point.budget:g}, the nearest below, answers", stacklevel=2
-            )
+        if abs(point.budget - budget) > NEAR:
+            self._say(budget, point.budget)
         return point
+
+    def _say(self, asked: float, used: float) -> None:
+        """Warn once for each point that answers in the place of another budget."""
+        with self._lock:
+            known = used in self._warned
+            self._warned.add(used)
+        if not known:
+            warnings.warn(f"budget {asked:g} is not in the bundle; {used:g}, the nearest below, answers", stacklevel=4)
 
     def within(self, max_drop: float) -> float:
         """Return the cheapest open budget whose validated accuracy is within ``max_drop`` points of the full model's.
 
+        The full model is the float32 graph of budget 1.0, whatever is open.
+
         Raises:
-            OptionError: the bundle was not validated.
+            OptionError: the bundle was not validated, or no open budget is that good.
         """
-        found = [self.info.point(budget, strict=True).graphs[self.precision].quality for budget in self.budgets]
-        qualities = [Quality.from_json(record) for record in found if record is not None]
-        if not qualities:
+        full = self.info.points[0].graphs["float32"].quality
+        found = {budget: self.info.point(budget).graphs[self.precision].quality for budget in self.budgets}
+        qualities = [Quality.from_json(record) for record in found.values() if record is not None]
+        if full is None or not qualities:
             raise OptionError("max_drop needs a validated bundle; this one is not. Export it with --validate DATA")
-        return cheapest_within(qualities, max_drop).budget
+        reference = Quality.from_json(full)
+        others = [quality for quality in qualities if quality.budget != reference.budget]
+        chosen = cheapest_within([reference, *others], max_drop).budget
+        if chosen not in self._sessions:
+            raise OptionError(f"no open budget is within {max_drop:g} points of the full model. Open budget 1.0 too")
+        return chosen
 
     def run(self, inputs: Arrays, *, budget: float = 1.0, strict: bool = False) -> NDArray[np.float32]:
         """Return the logits (B, C) of token arrays (B, S) by name; unknown names are left out.
@@ -108,7 +125,9 @@ class Bundle:
         Raises:
             BudgetError: see :meth:`point`.
         """
-        session = self._sessions.get(budget) or self._sessions[self.point(budget, strict=strict).budget]
+        session = self._sessions.get(check_budget(budget))
+        if session is None:
+            session = self._sessions[self.point(budget, strict=strict).budget]
         return session.run(inputs)
 
     def logits(
@@ -122,8 +141,8 @@ class Bundle:
         """
         if self._encoder is None:
             raise OptionError("the bundle must hold a tokenizer to read texts; it does not. Call run with token ids")
-        if batch_size < 1:
-            raise OptionError(f"batch_size must be at least 1; got {batch_size!r}. The default is 32")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise OptionError(f"batch_size must be a whole number, 1 or more; got {batch_size!r}. The default is 32")
         used = self.point(budget, strict=strict).budget
         encodings = self._encoder.encode(texts)
         found = np.zeros((0, max(len(self.info.info.labels), 1)), np.float32)
@@ -177,7 +196,8 @@ def open_bundle(
     Args:
         path: The folder.
         precision: ``float32`` or ``int8``.
-        memory: ``fast``, or ``shared``: one copy of the weights for all budgets and processes, some 1.3x slower.
+        memory: ``fast`` packs the weights for the processor; ``shared`` (ONNX Runtime) lets all budgets and
+            processes use one copy as it lies on disk, more slowly.
         threads: Threads of a call.
         budgets: Which points to open; None for all.
         verify: Whether the hash of every file is checked.

@@ -19,8 +19,10 @@ Batch = dict[str, NDArray[np.int64]]
 class TextEncoder:
     """Encodes texts as the Hugging Face tokenizer did that wrote the file. Nothing changes after it was made."""
 
-    def __init__(self, path: Path, *, pad_id: int, pad_type_id: int, max_length: int) -> None:
-        """Read ``tokenizer.json``.
+    def __init__(
+        self, path: Path, *, pad_id: int, pad_type_id: int, max_length: int, truncation_side: str = "right"
+    ) -> None:
+        """Read ``tokenizer.json``; ``truncation_side`` is the one that long texts lose.
 
         Raises:
             CheckpointError: it can't be read.
@@ -30,7 +32,7 @@ class TextEncoder:
         except Exception as error:  # noqa: BLE001 - the library raises plain Exception
             raise CheckpointError(f"{path.name} must be a tokenizer file; {error}. Export the bundle again") from None
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.enable_truncation(max_length, direction=truncation_side)
         self._pad_id, self._pad_type_id, self.max_length = pad_id, pad_type_id, max_length
 
     def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
@@ -41,7 +43,10 @@ class TextEncoder:
         """
         if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(map(_is_text, texts)):
             raise OptionError(f"texts must be a list of texts or of pairs of texts; got {texts!r:.80}. Pass ['...']")
-        return list(self._tokenizer.encode_batch([t if isinstance(t, str) else tuple(t) for t in texts]))
+        try:
+            return list(self._tokenizer.encode_batch([t if isinstance(t, str) else tuple(t) for t in texts]))
+        except (TypeError, ValueError, UnicodeError) as error:  # half of a surrogate pair, as JSON may hold
+            raise OptionError(f"texts must be valid Unicode; {error}. Mend or leave out the text") from None
 
     def batches(self, encodings: Sequence[Any], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
         """Yield (indices, arrays (B, S)) with encodings of similar length side by side."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rheostat.budget import parse_budgets
+from rheostat.budget import parse_budgets, reachable
 from rheostat.cli import options as shared
 
 if TYPE_CHECKING:
     from rheostat.bundle import BundleInfo
+
+DEFAULT_POINTS = "1.0,0.75,0.5,0.35,0.25"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,7 +25,7 @@ def export(
     folder: Annotated[str, typer.Argument(help="Folder of a budgeted checkpoint, or its Hub name.")],
     out: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    budgets: shared.Budgets = "1.0,0.75,0.5,0.35,0.25",
+    budgets: shared.Budgets = DEFAULT_POINTS,
     validate: Annotated[str | None, typer.Option(help="Labelled rows that every graph is scored on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too (onnx).")] = False,
     max_int8_drop: Annotated[
@@ -42,9 +44,12 @@ def export(
 ) -> None:
     """Write one folder with one set of weights and a small graph a budget; open it with rheostat.open_bundle."""
     asked = parse_budgets(budgets)
+    from rheostat.export import export as run  # tells first what is not installed
+
     model = shared.load_budgeted(folder)
+    if budgets == DEFAULT_POINTS:  # of the usual ones those that can be reached
+        asked = reachable(asked, model.floor)
     from rheostat.console import stdout
-    from rheostat.export import export as run
 
     read = shared.read_options(
         text_column=text_column,

@@ -6,8 +6,9 @@ the linear model, which starts from nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rheostat.recipe import TrainOptions
 
@@ -73,6 +74,18 @@ def _further(options: TrainOptions, **changes: object) -> TrainOptions:
 def dense_options(options: TrainOptions) -> TrainOptions:
     """Return the options of the dense model."""
     return replace(options, soft_epochs=0.0, adapt="none", budgets=(1.0,))
+
+
+# All that decides the dense model.
+_DENSE_FIELDS = (
+    "warm_epochs", "learning_rate", "batch_size", "accumulation", "max_length", "weight_decay", "class_weighting",
+    "max_train_rows", "precision",
+)  # fmt: skip
+
+
+def dense_key(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what two sets of options must have in common to share their dense model."""
+    return tuple(options[name] for name in _DENSE_FIELDS)
 
 
 def _dense(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:

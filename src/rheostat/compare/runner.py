@@ -22,7 +22,7 @@ from rheostat.architectures import find_spec
 from rheostat.budget import DEFAULT_BUDGETS, descending
 from rheostat.checkpoint import is_checkpoint
 from rheostat.compare.linear import linear_logits
-from rheostat.compare.methods import METHODS, Method, Plan
+from rheostat.compare.methods import METHODS, Method, Plan, dense_key
 from rheostat.compare.table import Answers, Line, Outcome, lines_of
 from rheostat.console import stderr
 from rheostat.data import Corpus, ReadOptions, read_corpus
@@ -85,7 +85,7 @@ class Comparison:
         out: Folder of the comparison.
         options: Of the budgeted model.
         read_options: How the rows are read.
-        dense_from: Another comparison that differs only in ``options.cost``: its dense models are used.
+        dense_from: Another comparison with the same dense models, which are used.
     """
 
     model_name: str
@@ -135,10 +135,10 @@ class Comparison:
         """Keep the folder for one set of arguments: another recipe must not be mixed into its table."""
         path = self.out / KEY_FILE
         if self.dense_from is not None:
-            of_dense = json.loads((self.dense_from / KEY_FILE).read_text(encoding="utf-8"))
-            of_dense["options"]["cost"] = self.options.cost
-            if of_dense != self._key:
-                raise CheckpointError(f"{str(self.dense_from)!r} must differ in cost alone to lend its dense models")
+            lender, own = json.loads((self.dense_from / KEY_FILE).read_text(encoding="utf-8")), self._key
+            same = all(lender[name] == own[name] for name in ("model", "data", "files", "read"))
+            if not same or dense_key(lender["options"]) != dense_key(own["options"]):
+                raise CheckpointError(f"{str(self.dense_from)!r} must have the same dense models to lend them")
         if path.is_file():
             if json.loads(path.read_text(encoding="utf-8")) != self._key:
                 raise CheckpointError(

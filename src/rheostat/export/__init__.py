@@ -1,5 +1,13 @@
 """From a budgeted checkpoint to a bundle that runs without torch."""
 
-from rheostat.export.exporting import export
+from importlib.util import find_spec
+
+from rheostat.errors import missing
+
+for _package in ("onnx", "onnxscript"):
+    if find_spec(_package) is None:
+        raise missing(_package, "export")
+
+from rheostat.export.exporting import export  # noqa: E402 - it imports onnx
 
 __all__ = ["export"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,23 @@ from rich.progress import track
 from rheostat.budget import check_budget, descending
 from rheostat.bundle.engines import open_session
 from rheostat.bundle.manifest import ENGINES, BundleInfo, Graph, Point, write_bundle_info
-from rheostat.checkpoint import check_replaceable, replacing_folder
+from rheostat.checkpoint import check_replaceable, is_checkpoint, replacing_folder
 from rheostat.console import stderr
 from rheostat.data import ReadOptions, token_limit
-from rheostat.errors import CheckpointError, OptionError
+from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.export.graphs import build_graph
+from rheostat.export.operators import fused_operators, operators_of
 from rheostat.export.quantizing import add_int8, validated
 from rheostat.export.validation import read_validation
-from rheostat.export.weights import SharedWeights, count_operators
+from rheostat.export.weights import SharedWeights
+from rheostat.measure import environment
 from rheostat.model import BudgetedModel, load
 
 WEIGHTS_FILE = "weights.bin"
 TOKENIZER_FILE = "tokenizer.json"
 SHAPES = ((1, 1), (1, 9), (2, 9), (3, 17), (4, 40))  # rows x tokens that every graph is compared with torch at
 TOLERANCE = 1e-4
+RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
 def export(
@@ -63,56 +68,109 @@ def export(
         BudgetError: a budget that can't be reached.
         CheckpointError: a graph that does not answer as torch does.
     """
-    if format not in ENGINES:
-        raise OptionError(f"format must be one of {', '.join(ENGINES)}; got {format!r}")
+    _check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
+    source = _checked_model(model)
+    chosen = _checked_budgets(budgets, source.floor)
+    with replacing_folder(out) as folder:
+        tokenizer = _write_tokenizer(source, folder)
+        rows = None
+        if validate is not None:
+            rows = read_validation(validate, source.info, tokenizer, folder, read_options)
+        with SharedWeights(folder / WEIGHTS_FILE) as weights:
+            info = _write_float32(source, folder, format, chosen, weights, tokenizer)
+        logits: dict[float, NDArray[np.float32]] = {}
+        if rows is not None:
+            info, logits = validated(folder, info, rows)
+        if int8:
+            info = add_int8(folder, info, weights, rows, logits, max_drop=max_int8_drop, force=force)
+        return write_bundle_info(folder, info)
+
+
+def _check_request(
+    out: str | os.PathLike[str], engine: str, validate: str | None, *, int8: bool, max_int8_drop: float, force: bool
+) -> None:
+    """Refuse what can't be used before anything long starts."""
+    if engine not in ENGINES:
+        raise OptionError(f"format must be one of {', '.join(ENGINES)}; got {engine!r}")
+    if find_spec(RUNTIMES[engine]) is None:
+        raise missing(RUNTIMES[engine], engine)
+    if is_checkpoint(out):
+        raise CheckpointError(f"out must not be a checkpoint; got {str(out)!r}. Choose another folder for the bundle")
     check_replaceable(Path(out))
-    source = model if isinstance(model, BudgetedModel) else load(model)
-    if not isinstance(source, BudgetedModel):
-        raise OptionError(f"{str(model)!r} must be a budgeted checkpoint; it is a materialized one. Export the whole")
-    if source.selection != "nested":
-        raise OptionError("selection must be nested, so that one weights file serves all budgets; got top-k")
+    if int8 and engine != "onnx":
+        raise OptionError("int8 graphs are written for onnx; got openvino. Export that format too")
     if int8 and validate is None and not force:
         raise OptionError("int8 needs --validate DATA, so that what it costs is known; or --force")
-    chosen = tuple(check_budget(b, floor=source.floor) for b in descending((1.0, *budgets)))
-    with replacing_folder(out) as folder:
-        with SharedWeights(folder / WEIGHTS_FILE) as weights:
-            info = _write_float32(source, folder, format, chosen, weights)
-            rows, logits = None, {}
-            if validate is not None:
-                rows = read_validation(validate, info.info, info.tokenizer, folder, read_options)
-                info, logits = validated(folder, info, rows)
-            if int8:
-                info = add_int8(folder, info, weights, rows, logits, max_drop=max_int8_drop, force=force)
-        write_bundle_info(folder, info)
-    return info
+    if not 0.0 <= max_int8_drop < math.inf:
+        raise OptionError(f"max_int8_drop must be a number of points, 0 or more; got {max_int8_drop!r}. Try 0.5")
+
+
+def _checked_model(model: object) -> BudgetedModel:
+    """Return the budgeted model that was given or that lies in a folder.
+
+    Raises:
+        OptionError: something else.
+        UnsupportedModelError: its modules were changed after wrapping, quantized for example.
+    """
+    if isinstance(model, str | os.PathLike):
+        model = load(model)
+    if not isinstance(model, BudgetedModel):
+        raise OptionError(
+            f"model must be a budgeted checkpoint; got {type(model).__name__}. Export the whole model, not one size "
+            "of it, and quantize while exporting"
+        )
+    model.spec.shape(model.base)
+    if model.selection != "nested":
+        raise OptionError("selection must be nested, so that one weights file serves all budgets; got top-k")
+    return model
+
+
+def _checked_budgets(budgets: Sequence[float], floor: float) -> tuple[float, ...]:
+    """Return the budgets, 1.0 among them, largest first, rounded to six digits: they name files."""
+    if isinstance(budgets, Real):
+        raise OptionError(f"budgets must be a list; got {budgets!r}. Pass ({budgets!r},)")
+    rounded = descending(round(check_budget(budget, floor=floor), 6) for budget in (1.0, *budgets))
+    return tuple(check_budget(budget, floor=floor) for budget in rounded)
 
 
 def _write_float32(
-    model: BudgetedModel, folder: Path, engine: str, budgets: Sequence[float], weights: SharedWeights
+    model: BudgetedModel,
+    folder: Path,
+    engine: str,
+    budgets: Sequence[float],
+    weights: SharedWeights,
+    tokenizer: dict[str, Any] | None,
 ) -> BundleInfo:
-    """Write the graphs, the weights and the tokenizer, and check the graphs against torch."""
+    """Write the graphs and the weights, and check the graphs against torch."""
     names = input_names(model)
+    examples = example_inputs(model.config, names, token_limit(model.tokenizer, model.config))
+    expected = []
     shown = track(budgets, "Exporting", console=stderr, transient=True) if stderr.is_terminal else budgets
     for budget in shown:
-        graph = build_graph(_prepared(model, budget), model.spec, names, fused=engine == "onnx")
+        small = model.materialize(budget).eval().float().cpu()
+        expected.append([torch_logits(small, inputs, len(model.info.labels)) for inputs in examples])
+        graph = build_graph(small, model.spec, names, fused=engine == "onnx")
         weights.share(graph)
         onnx.save(graph, folder / graph_file(budget))
-    weights.flush()
-    points = tuple(_point(model, folder, engine, names, budget) for budget in budgets)
+    weights.close()
+    for budget, wanted in zip(budgets, expected, strict=True):
+        check_parity(folder / graph_file(budget), engine, names, examples, wanted)
+    points = tuple(_point(model, folder, engine, budget) for budget in budgets)
     return BundleInfo(
         engine=engine,
         model_type=str(model.config.model_type),
         cost={"name": model.costs.name, "sequence_length": model.costs.sequence_length},
         inputs=tuple(names),
         info=model.info,
-        tokenizer=_write_tokenizer(model, folder),
+        tokenizer=tokenizer,
         points=points,
+        environment=environment(),
     )
 
 
-def graph_file(budget: float, suffix: str = "") -> str:
+def graph_file(budget: float) -> str:
     """Return the name of a budget's graph; it lies beside the weights, as ONNX Runtime wants it."""
-    return f"budget-{budget:g}{suffix}.onnx"
+    return f"budget-{budget:g}.onnx"
 
 
 def input_names(model: BudgetedModel) -> list[str]:
@@ -125,48 +183,57 @@ def input_names(model: BudgetedModel) -> list[str]:
     return [*names, "token_type_ids"] if has_types else names
 
 
-def _prepared(model: BudgetedModel, budget: float) -> Any:
-    """Return a materialized copy to build a graph from."""
-    return model.materialize(budget).eval().float().cpu()
-
-
-def _point(model: BudgetedModel, folder: Path, engine: str, names: Sequence[str], budget: float) -> Point:
-    """Return a point after checking its graph against torch."""
-    file = graph_file(budget)
-    check_parity(model, folder / file, engine, names, budget)
-    subnet = model.subnet(budget)
-    macs = model.macs_table(model.costs.sequence_length or 128)
-    operators = (
-        fused_operators(folder / file)
-        if engine == "onnx"
-        else count_operators(onnx.load(folder / file, load_external_data=False))
-    )
+def _point(model: BudgetedModel, folder: Path, engine: str, budget: float) -> Point:
+    """Return what a point keeps, costs and computes."""
+    subnet, length = model.subnet(budget), model.costs.sequence_length or 128
+    path = folder / graph_file(budget)
     return Point(
         budget=budget,
         share=model.costs.share(subnet),
-        macs=macs.total(subnet),
+        macs=model.macs_table(length).total(subnet),
+        macs_length=length,
         params=model.params_table().total(subnet),
         kept=model.stored.kept(subnet).to_json(),
-        graphs={"float32": Graph(file, operators)},
+        graphs={"float32": Graph(path.name, fused_operators(path) if engine == "onnx" else operators_of(path))},
     )
 
 
-def check_parity(model: BudgetedModel, path: Path, engine: str, names: Sequence[str], budget: float) -> float:
+def torch_logits(model: Any, inputs: Mapping[str, NDArray[np.int64]], classes: int) -> NDArray[np.float32]:
+    """Return the logits (B, C) of a model on the CPU.
+
+    Raises:
+        OptionError: a model without one row of logits a text.
+    """
+    with torch.inference_mode():
+        output = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.dim() != 2 or (classes and logits.shape[1] not in (1, classes)):
+        raise OptionError(
+            f"model must give one row of logits a text, one a label, to become a bundle; {type(model).__name__} does "
+            "not. Export a sequence classifier"
+        )
+    found: NDArray[np.float32] = logits.numpy()
+    return found
+
+
+def check_parity(
+    path: Path,
+    engine: str,
+    names: Sequence[str],
+    examples: Sequence[Mapping[str, NDArray[np.int64]]],
+    expected: Sequence[NDArray[np.float32]],
+) -> float:
     """Return the largest difference between a graph and torch over the shapes.
 
     Raises:
-        CheckpointError: it is above 1e-4.
+        CheckpointError: it is above 1e-4, or not a number.
     """
     session = open_session(engine, path, names, memory="fast", threads=1)
-    view = model.eval()
-    worst = 0.0
-    longest = token_limit(model.tokenizer, model.config)
-    for inputs in example_inputs(model.config.vocab_size, names, longest):
-        tensors = {name: torch.from_numpy(array).to(model.device) for name, array in inputs.items()}
-        with torch.inference_mode():
-            expected = view(**tensors, budget=budget).logits.float().cpu().numpy()
-        worst = max(worst, float(np.abs(session.run(inputs) - expected).max()))
-    if not worst <= TOLERANCE:  # NaN included
+    found = [session.run(inputs) for inputs in examples]
+    same = all(a.shape == b.shape for a, b in zip(found, expected, strict=True))
+    gaps = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)] if same else [np.inf]
+    worst = float(np.max(gaps))  # which keeps NaN, as Python's max does not
+    if not worst <= TOLERANCE:
         raise CheckpointError(
             f"{path.name} must answer as torch does within {TOLERANCE:g}; it differs by {worst:g}. Report it with the "
             "model's family"
@@ -174,7 +241,7 @@ def check_parity(model: BudgetedModel, path: Path, engine: str, names: Sequence[
     return worst
 
 
-def example_inputs(vocabulary: int, names: Sequence[str], longest: int) -> list[dict[str, NDArray[np.int64]]]:
+def example_inputs(config: Any, names: Sequence[str], longest: int) -> list[dict[str, NDArray[np.int64]]]:
     """Return token arrays of every checked shape, with padding where there is more than one row."""
     rng = np.random.default_rng(0)
     found = []
@@ -182,27 +249,13 @@ def example_inputs(vocabulary: int, names: Sequence[str], longest: int) -> list[
         mask = np.ones((rows, length), dtype=np.int64)
         if rows > 1:
             mask[1, length // 2 + 1 :] = 0
-        arrays = {"input_ids": rng.integers(0, vocabulary, (rows, length)), "attention_mask": mask}
-        found.append({name: arrays.get(name, np.zeros_like(mask)) for name in names})
+        arrays = {
+            "input_ids": rng.integers(0, config.vocab_size, (rows, length)),
+            "attention_mask": mask,
+            "token_type_ids": rng.integers(0, max(getattr(config, "type_vocab_size", 1), 1), (rows, length)),
+        }
+        found.append({name: arrays[name] for name in names})
     return found
-
-
-def fused_operators(path: Path) -> dict[str, int]:
-    """Return how many of each operator ONNX Runtime is left with after fusing what it can."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "optimized.onnx"
-        options.optimized_model_filepath = str(target)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return _operators(target)
-
-
-def _operators(path: Path) -> dict[str, int]:
-    return count_operators(onnx.load(path, load_external_data=False))
 
 
 def _write_tokenizer(model: BudgetedModel, folder: Path) -> dict[str, Any] | None:
@@ -223,4 +276,5 @@ def _write_tokenizer(model: BudgetedModel, folder: Path) -> dict[str, Any] | Non
         "pad_id": int(tokenizer.pad_token_id or 0),
         "pad_type_id": int(tokenizer.pad_token_type_id),
         "max_length": model.info.max_length or token_limit(tokenizer, model.config),
+        "truncation_side": str(tokenizer.truncation_side),
     }

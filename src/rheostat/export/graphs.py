@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx
@@ -127,8 +128,7 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
             model.set_submodule(path, (ColumnLinear if id(module) in outputs else RowLinear)(module))
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     example = tuple(torch.ones(2, 9, dtype=torch.int64) for _ in names)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), quiet_logger("torch.onnx"), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         program = torch.onnx.export(
             _Logits(model).eval(),
@@ -144,6 +144,18 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]
     _strip(graph)
     return graph
+
+
+@contextmanager
+def quiet_logger(name: str) -> Iterator[None]:
+    """Hold back a logger's warnings."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _strip(model: onnx.ModelProto) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ import onnx
 from numpy.typing import NDArray
 
 from rheostat.errors import CheckpointError
-from rheostat.export.weights import count_operators
+from rheostat.export.graphs import quiet_logger
+from rheostat.export.operators import count_operators
 
 LINEAR = ("Gemm", "MatMul")
-INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm")
+INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul")
 Arrays = dict[str, NDArray[np.int64]]
 
 
@@ -59,7 +58,7 @@ def quantized(path: Path, method: Method, batches: Sequence[Arrays]) -> tuple[on
     wanted = linear_layers(onnx.load(path, load_external_data=False))
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "int8.onnx"
-        with _quiet_root_logger():
+        with quiet_logger(""):  # advice about preprocessing, which these graphs do not need
             _quantize(path, target, method, batches)
         graph = onnx.load(target)
     count = _quantized_layers(graph, static=method.static)
@@ -76,6 +75,7 @@ def _quantize(path: Path, target: Path, method: Method, batches: Sequence[Arrays
         "per_channel": True,
         "reduce_range": method.reduce_range,
         "weight_type": QuantType.QInt8,
+        "use_external_data_format": True,  # a file of its own may have two gigabytes at most
         "extra_options": {"MatMulConstBOnly": True},
     }
     if method.static:
@@ -83,18 +83,6 @@ def _quantize(path: Path, target: Path, method: Method, batches: Sequence[Arrays
         quantize_static(path, target, reader, quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8, **shared)
     else:
         quantize_dynamic(path, target, **shared)
-
-
-@contextmanager
-def _quiet_root_logger() -> Iterator[None]:
-    """Hold back advice about preprocessing, which these graphs do not need: their shapes are known."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def linear_layers(graph: onnx.ModelProto) -> int:
@@ -106,7 +94,7 @@ def linear_layers(graph: onnx.ModelProto) -> int:
 def _quantized_layers(graph: onnx.ModelProto, *, static: bool) -> int:
     """Return how many products use an int8 matrix."""
     if not static:
-        return sum(count_operators(graph, INTEGER).values())
+        return sum(count for name, count in count_operators(graph).items() if name in INTEGER)
     integers = {tensor.name for tensor in graph.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
     decoded = {
         node.output[0] for node in graph.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in integers
@@ -115,16 +103,10 @@ def _quantized_layers(graph: onnx.ModelProto, *, static: bool) -> int:
 
 
 class _Reader:
-    """Calibration rows as ONNX Runtime asks for them."""
+    """Calibration rows as ONNX Runtime asks for them: one batch a call, None at the end."""
 
     def __init__(self, batches: Sequence[Arrays]) -> None:
         self._batches: Iterator[Arrays] = iter(batches)
 
     def get_next(self) -> Arrays | None:
         return next(self._batches, None)
-
-    def __iter__(self) -> _Reader:
-        return self
-
-    def __next__(self) -> Arrays:
-        return next(self._batches)

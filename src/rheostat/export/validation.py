@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from rheostat.bundle.engines import Session
 from rheostat.bundle.texts import Batch, TextEncoder
-from rheostat.calibration import expected_calibration_error
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.data import ReadOptions, encode_labels, read_rows
 from rheostat.errors import DataError, OptionError
-from rheostat.evaluation import class_predictions
-from rheostat.quality import Quality, quality_at
+from rheostat.evaluation import class_predictions, score_budgets
+from rheostat.quality import Quality
 
 BATCH = 32
 
@@ -33,7 +32,7 @@ class ValidationRows:
     batches: list[tuple[list[int], Batch]]
     labels: NDArray[np.int64]
 
-    def first(self, rows: int) -> list[Batch]:
+    def spread(self, rows: int) -> list[Batch]:
         """Return batches that hold about this many rows, spread over all lengths."""
         step = max(1, len(self.labels) // max(rows, 1))
         return [arrays for _, arrays in self.batches[::step]]
@@ -91,6 +90,7 @@ def read_validation(
         pad_id=tokenizer["pad_id"],
         pad_type_id=tokenizer["pad_type_id"],
         max_length=tokenizer["max_length"],
+        truncation_side=tokenizer["truncation_side"],
     )
     texts: list[Any] = list(rows["text"])
     if "text_pair" in rows.column_names:
@@ -102,20 +102,9 @@ def read_validation(
 def quality_of(
     budget: float, logits: NDArray[np.float32], full: NDArray[np.float32], rows: ValidationRows, info: CheckpointInfo
 ) -> Quality:
-    """Return what logits (N, C) score beside those of budget 1.0 at float32."""
-    task = info.task or "single-label"
-    classes = np.arange(len(info.labels)) if info.labels else None
-    found = quality_at(
-        budget,
-        class_predictions(task, logits),
-        rows.labels,
-        full_predictions=class_predictions(task, full),
-        label_set=classes,
-    )
-    errors = [
-        expected_calibration_error(logits, rows.labels, task, temperature=t) for t in (info.temperature_at(budget), 1.0)
-    ]
-    return replace(found, calibration_error=errors[0], calibration_error_raw=errors[1])
+    """Return what logits (N, C) of a budget score beside the full model's at float32."""
+    (found,) = score_budgets(info, {budget: logits}, rows.labels, [budget], full=full)
+    return found
 
 
 def agreement(first: NDArray[np.float32], second: NDArray[np.float32], task: str) -> float:

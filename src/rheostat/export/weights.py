@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ class SharedWeights:
         self._path = path
         self._file = path.open("wb")
         self._held: dict[str, tuple[int, NDArray[np.generic]]] = {}
+        self._graphs = 0
         self._contents: dict[str, int] = {}  # offsets by hash: equal tensors of other names are written once
 
     def add(self, name: str, tensor: NDArray[np.generic]) -> int:
@@ -59,6 +59,11 @@ class SharedWeights:
     def share(self, graph: onnx.ModelProto, *, own: SharedWeights | None = None, own_prefix: str = "") -> None:
         """Move every tensor of a graph that is not small to the file.
 
+        The first graph names all tensors: a later one that brings a new name would be a copy in other clothes.
+
+        Raises:
+            OptionError: see :meth:`add`; or a matrix of a name that the first graph has not.
+
         Args:
             graph: Changed in place.
             own: Where tensors go that are not here; by default here.
@@ -66,21 +71,28 @@ class SharedWeights:
         """
         for tensor in graph.graph.initializer:
             values = numpy_helper.to_array(tensor)
-            if values.nbytes <= SMALL_BYTES or values.ndim == 0:
+            if values.nbytes <= SMALL_BYTES:
                 continue
+            if own is None and self._graphs and tensor.name not in self._held:
+                raise OptionError(
+                    f"graphs must use the tensors of the largest; {tensor.name} of {values.nbytes:,} bytes is not one"
+                )
             if own is None or self.holds(tensor.name, values):
                 _point_to(tensor, self._path.name, self.add(tensor.name, values), values.nbytes)
             else:
                 _point_to(tensor, own._path.name, own.add(own_prefix + tensor.name, values), values.nbytes)
-
-    def flush(self) -> None:
-        """Make what was added readable."""
-        self._file.flush()
+        if own is None and embedded_bytes(graph) > SMALL_BYTES * len(graph.graph.initializer):
+            raise OptionError("graphs must hold no matrix of their own; this one does in a constant")
+        self._graphs += 1
 
     def __enter__(self) -> SharedWeights:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the file; what lies there can still be pointed at."""
         self._file.close()
 
 
@@ -95,18 +107,7 @@ def _point_to(tensor: TensorProto, file: str, offset: int, length: int) -> None:
 
 
 def embedded_bytes(graph: onnx.ModelProto) -> int:
-    """Return how many bytes of tensors a graph holds itself."""
-    return sum(len(tensor.raw_data) for tensor in graph.graph.initializer if not _is_external(tensor))
-
-
-def _is_external(tensor: TensorProto) -> bool:
-    return bool(tensor.data_location == TensorProto.EXTERNAL)
-
-
-def count_operators(graph: onnx.ModelProto, kinds: Iterable[str] | None = None) -> dict[str, int]:
-    """Return how many nodes of each operator a graph has."""
-    counts: dict[str, int] = {}
-    for node in graph.graph.node:
-        if kinds is None or node.op_type in kinds:
-            counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
+    """Return how many bytes of tensors a graph holds itself, those of its constants included."""
+    tensors = [tensor for tensor in graph.graph.initializer if tensor.data_location != TensorProto.EXTERNAL]
+    tensors += [attribute.t for node in graph.graph.node for attribute in node.attribute if attribute.HasField("t")]
+    return sum(numpy_helper.to_array(tensor).nbytes for tensor in tensors)

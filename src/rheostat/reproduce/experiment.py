@@ -98,7 +98,7 @@ class Experiment:
         data: ``kind`` and what it needs; see :mod:`rheostat.reproduce.models`.
         options: Training options of all runs.
         scales: Training options of ``small`` and ``full``.
-        runs: By name; runs that differ in ``cost`` alone share the dense models of the first.
+        runs: By name; runs with the same dense models share them.
         speed: What is timed.
         targets: What must be reached.
         paper: What the paper says.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
+from rheostat.compare.methods import dense_key
 from rheostat.console import stderr
 from rheostat.data import ReadOptions
 from rheostat.measure import environment
@@ -78,13 +79,12 @@ def folder_of(work: Path, run: str, seed: int) -> Path:
 def answered_runs(
     experiment: Experiment, data: str, scale: str, seeds: Sequence[int], work: Path
 ) -> dict[str, Answered]:
-    """Run every comparison; those that differ in cost alone share dense models."""
+    """Run every comparison; those with the same dense models share them."""
     found: dict[str, Answered] = {}
-    first: dict[str, Any] = {}
+    first: dict[tuple[Any, ...], str] = {}
     for name, run in experiment.runs.items():
         options = experiment.train_options(name, scale)
-        same = dataclasses.replace(options, cost="macs")
-        lender = first.setdefault(json.dumps(asdict(same)), name)
+        lender = first.setdefault(dense_key(asdict(options)), name)
         outcomes: list[Outcome] = []
         answers: dict[int, Answers] = {}
         for seed in seeds:
