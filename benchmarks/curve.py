@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, name: str, folder: str, seed: int, rows: int, held_out: int, work: Path) -> None:
         """Read and tokenize; train the dense model unless it is there."""
-        self.name, self.seed, self.work = name, seed, work / f"{name}-{seed}-{rows}"
+        self.name, self.seed, self.work = name, seed, work / f"{name}-{seed}-{rows}-{held_out}"
         model_name = str(fetch_minilm())
         corpus = read_corpus(folder, ReadOptions(seed=seed))
         options = TrainOptions(max_length=LENGTH, seed=seed)
@@ -148,7 +148,7 @@ class Bench:
         if variant.points != "none":
             model = self._with_points(model, variant)
         low = max(LOW, model.floor)
-        sampler: Any = Sampler("grid" if variant.points == "norms" else variant.sampling, low, self.seed)
+        sampler: Any = Sampler(variant.sampling, low, self.seed)
         weight = {"labels": 0.0, "only": 1.0}.get(variant.distill, 0.7)
         objective = Objective(model, "sandwich", LossOptions(distill_weight=weight))
         if variant.distill == "hidden":
@@ -164,6 +164,8 @@ class Bench:
         facts["adapt"] = train_stage(
             objective, self.train, self.rows.collator, sampler, stage, steps / "adapt", "Adapt"
         )
+        if isinstance(model, parts.MeanBack):  # the weights that the means went through have changed
+            model.give_means(self.batches())
         return model, facts
 
     def _learn_gates(self, model: BudgetedModel, variant: Variant, steps: Path) -> dict[str, float]:
@@ -268,7 +270,8 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[str]] = {}
     for key in runs:
         data, seed, name = key.split(" | ")
-        if f"{data} | {seed} | reference" in runs:
+        base = runs.get(f"{data} | {seed} | reference", {})
+        if all(base.get(field) == runs[key][field] for field in ("rows", "read_on")):
             groups.setdefault((data, name), []).append(seed)
     table: dict[str, Any] = {}
     for (data, name), seeds in groups.items():

@@ -88,7 +88,7 @@ def variants() -> dict[str, Variant]:
         "order: norm of what a unit adds": change(order="activation"),
         "order: gates, from importance": change(gates="frozen"),
         "order: gates, from equal shares": change(order="equal", gates="frozen"),
-        "order: gates and weights, from importance": change(gates="joint"),
+        "order: gates and weights (0.25 epochs more), from importance": change(gates="joint"),
         "order: annealed gates, from importance": change(gates="annealed"),
         "floor: one head and one block a layer": change(min_heads=1),
         "block: 16": change(block=16),
@@ -96,7 +96,8 @@ def variants() -> dict[str, Variant]:
         "distill: labels only": change(distill="labels"),
         "distill: logits only": change(distill="only"),
         "distill: logits and hidden states": change(distill="hidden"),
-        "points: own biases and norms": change(points="norms"),
+        "sampling: turns, on the grid": change(sampling="grid"),
+        "points: own biases and norms, on the grid": change(points="norms", sampling="grid"),
         "points: mean of what was removed": change(points="mean"),
         "selection: top-k of learned gates": change(gates="frozen", selection="top-k"),
     }

@@ -94,8 +94,11 @@ def test_epochs_are_counted_from_the_pretrained_encoder(done: tuple[Path, list[L
     expected = {
         "dense": 2.0, "dense-equal": 3.0, "post-hoc": 2.0, "recovered": 3.0, "static": 3.25, "specialist": 3.0,
         "fewer-layers": 3.0, "linear": 0.0, "sandwich": 3.0, "straight-through": 3.25, "soft": 2.25,
+        "scratch": 3.25, "scratch-soft": 2.25,
     }  # fmt: skip
     assert {line.method: line.epochs for line in lines} == expected
+    in_all = {line.method: line.total_epochs for line in lines}
+    assert in_all == {**expected, "recovered": 4.0, "static": 4.5, "specialist": 4.0}  # two models on one dense
     assert all(line.minutes > 0 for line in lines)
 
 
@@ -181,13 +184,18 @@ def test_a_folder_of_another_recipe_or_of_something_else_is_refused(
         ({"budgets": (1.0,)}, "budgets must hold one below 1"),
         ({"budgets": (0.5, 1.5)}, "budget must be in"),
         ({"seeds": ()}, "got no seed"),
+        ({"budgets": (0.5, 0.001)}, "budget must be at least"),
+        ({"options": replace(QUICK, adapt="none")}, "adapt must be a way to train"),
+        ({"data": "/no/such/rows.csv"}, "rows.csv"),
+        ({"model_name": "/no/such/model"}, "model must be a folder or Hub name"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_at_once(
     changes: dict[str, Any], message: str, model: str, data: str, tmp_path: Path
 ) -> None:
+    asked: dict[str, Any] = {"model_name": model, "data": data, "options": QUICK, **changes}
     with pytest.raises(RheostatError, match=message):
-        compare(model, data, tmp_path / "out", options=QUICK, **changes)
+        compare(out=tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()
 
 
@@ -201,6 +209,37 @@ def test_multi_label_data_without_a_test_part_is_read_on_validation_rows(model: 
     assert answers[0].rows != answers[1].rows  # another seed holds out other rows
     assert {o.logits.shape for o in outcomes} == {answers[0].labels.shape}
     assert len(lines_of(outcomes, answers)) == 4
+
+
+def test_a_fixed_budget_has_gates_of_its_own_and_a_specialist_the_whole_recipe() -> None:
+    static, specialist = (METHODS[name].plans(TrainOptions(), BUDGETS, ()) for name in ("static", "specialist"))
+    for one, other in zip(static, specialist, strict=True):
+        assert one.options != other.options and one.options.train_budgets == other.options.train_budgets
+        assert one.options.soft_learning_rate > 0.0 == other.options.soft_learning_rate
+
+
+def test_labels_of_the_model_keep_their_order_whatever_is_trained(data: str, tmp_path: Path) -> None:
+    swapped = str(tiny_folder(tmp_path / "model", labels=("good", "bad")))
+    lines = compare(swapped, data, tmp_path / "out", methods=["dense", "scratch"], budgets=(0.5,), options=QUICK)
+    for folder in ("dense",):
+        assert rheostat.load(tmp_path / "out" / "seed-0" / folder).info.labels == ("good", "bad")
+    assert {line.method for line in lines} == {"dense", "scratch"}
+
+
+def test_units_are_never_ranked_on_the_rows_that_are_read(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = runner.train, []
+
+    def watched(start: str, source: str, out: Path, options: TrainOptions, **kwargs: Any) -> Any:
+        seen.append(options.calibration_split)
+        return real(start, source, out, options, **kwargs)
+
+    monkeypatch.setattr(runner, "train", watched)
+    for test, expected in ((True, "validation"), (False, "train")):
+        data = str(tiny_data(tmp_path / f"data-{test}", test=test))
+        compare(model, data, tmp_path / f"out-{test}", methods=["post-hoc"], budgets=(0.5,), options=QUICK)
+        assert seen[-1] == expected
 
 
 # --- the table ---------------------------------------------------------------------------------------------
@@ -293,6 +332,7 @@ def test_settings_become_options() -> None:
         ("batch_size=true", "must be a number"),
         ("adapt_dropout=3", "true or false"),
         ("learning_rate=fast", "must be a number"),
+        ("batch_size=1e999", "must be a number"),
         ("adapt=fast", "adapt must be one of"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,11 +17,13 @@ from tiny import largest_difference, tiny_batch, tiny_classifier, tiny_data, tin
 from typer.testing import CliRunner
 
 from rheostat.cli.app import app
+from rheostat.compare import Answers, Outcome, lines_of
 from rheostat.errors import OptionError
 from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
 from rheostat.reproduce.distilling import Distillation
 from rheostat.reproduce.experiment import SCALES, Target
 from rheostat.reproduce.models import make_data, make_model
+from rheostat.reproduce.runner import Answered
 from rheostat.reproduce.synthetic import CLASSES, DECOYS, LENGTH, MARKED, write_rows
 
 ROOT = Path(__file__).parents[1] / "reproduce"
@@ -51,7 +55,8 @@ def tiny_experiment(folder: Path) -> dict[str, Any]:
             target("near", "macs", "sandwich", "below", budget=0.6, other="post-hoc", at_most=100),
             target("cheap", "macs", "soft", "share", within=0.99, at_most=0.99),
             target("fast", "heads", "sandwich", "of_ideal", budget=0.5, at_least=0),
-            target("absent", "heads", "soft", "accuracy", budget=0.5, at_least=0),
+            target("absent", "macs", "soft", "accuracy", within=0.0001, at_least=0),
+            target("other", "macs", "sandwich", "below", budget=0.6, other="dense", other_run="heads", at_most=100),
         ],
         "paper": [{"about": "theirs", "value": 90.0, "run": "heads", "method": "sandwich", "budget": 0.5}],
         "not_reproduced": ["the moon"],
@@ -89,6 +94,12 @@ def test_every_experiment_of_the_project_can_be_read(path: Path) -> None:
         ({"speed": [{"run": "none", "budgets": [0.5]}]}, "name runs among"),
         ({"options": {"epochs": 3}}, "got epochs"),
         ({"options": {"warm_epochs": -1}}, "warm_epochs must be at least 0"),
+        ({"scales": {"small": 3, "full": {}}}, "NAME: VALUE"),
+        ({"model": "minilm"}, "must have model as NAME: VALUE"),
+        ({"runs": ["a"]}, "must have runs as NAME: VALUE"),
+        ({"runs": {"a": "dense"}}, "must be NAME: VALUE"),
+        ({"runs": {"a": {"methods": ["dense"], "budgets": 0.5}}}, "list of budgets"),
+        ({"speed": [{"run": "macs", "budgets": [0.6]}, {"run": "macs", "budgets": [0.4]}]}, "once"),
     ],
 )
 def test_a_wrong_file_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -140,7 +151,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
 def test_targets_are_judged_by_what_was_found(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
     _, record, _ = ran
     reached = {target["about"]: target["reached"] for target in record["targets"]}
-    assert reached == {"easy": True, "hard": False, "near": True, "cheap": True, "fast": True, "absent": None}
+    assert reached == {
+        "easy": True, "hard": False, "near": True, "cheap": True, "fast": True, "absent": None, "other": True,
+    }  # fmt: skip
     by_about = {target["about"]: target for target in record["targets"]}
     assert by_about["near"]["low"] <= by_about["near"]["value"] <= by_about["near"]["high"]
     line = next(x for x in record["runs"]["macs"] if (x["method"], x["budget"]) == ("sandwich", 0.4))
@@ -190,7 +203,7 @@ def test_the_list_shows_where_every_experiment_stands(ran: tuple[Path, dict[str,
     folder, _, _ = ran
     found = CliRunner().invoke(app, ["reproduce", "--list", "--folder", str(folder / "reproduce")])
     assert found.exit_code == 0
-    for text in ("tiny: Tiny", "small: 2 seeds, 4 of 6 targets reached", "missed: hard", "not reproduced: the moon"):
+    for text in ("tiny: Tiny", "small: 2 seeds, 5 of 7 targets reached", "missed: hard", "not reproduced: the moon"):
         assert text in found.stdout
 
 
@@ -203,10 +216,72 @@ def test_a_wrong_name_scale_or_device_is_refused(arguments: list[str], tmp_path:
     assert not (tmp_path / "w").exists()
 
 
+def answered(*points: tuple[str, float | None, float, list[int]]) -> Answered:
+    """A run of one seed whose points (method, budget, share, classes) were read on four rows of class 0."""
+    answers = {0: Answers("single-label", "rows", np.zeros(4, dtype=np.int64))}
+    outcomes = [
+        Outcome(method, f"{method}-{share}", 0, budget, share, 1.0, 60.0, np.eye(2, dtype=np.float32)[classes])
+        for method, budget, share, classes in (("dense", None, 1.0, [0, 0, 0, 0]), *points)
+    ]
+    outcomes[0] = replace(outcomes[0], model="dense")
+    return Answered(outcomes, answers, lines_of(outcomes, answers))
+
+
 def test_within_picks_the_costliest_point_of_a_share() -> None:
+    run = answered(("soft", 0.9, 0.8, [0] * 4), ("soft", 0.5, 0.29, [0, 0, 0, 1]), ("soft", 0.1, 0.2, [0, 0, 1, 1]))
+
+    def found(within: float, quantity: str = "accuracy") -> float | None:
+        return runner.value_of(Target("x", "r", "soft", quantity, within=within), {"r": run}, {})[0]
+
+    assert [found(0.303), found(0.29), found(0.25), found(0.1)] == [75.0, 75.0, 50.0, None]
+    assert found(0.303, "share") == 0.29
+
+
+def test_of_several_models_of_one_size_the_costliest_within_the_budget_is_compared() -> None:
+    run = answered(
+        ("fewer-layers", None, 0.7, [0] * 4), ("fewer-layers", None, 0.4, [0, 0, 0, 1]), ("sandwich", 0.5, 0.5, [0] * 4)
+    )
+    target = Target("x", "r", "sandwich", "below", budget=0.5, other="fewer-layers", at_most=0)
+    assert runner.value_of(target, {"r": run}, {})[0] == -25.0
+    line = Target("x", "r", "fewer-layers", "accuracy", budget=0.5)
+    assert runner.value_of(line, {"r": run}, {})[0] == 75.0
+
+
+def test_a_target_is_reached_within_its_bounds() -> None:
     target = Target("x", "r", "m", "share", within=0.5, at_least=0.2, at_most=0.4)
     assert [target.reached(value) for value in (0.1, 0.2, 0.4, 0.5)] == [False, True, True, False]
     assert not replace(target, at_most=None).reached(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantity": "of-ideal"}, "quantity among"),
+        ({"method": "sandwhich"}, "name a method of macs"),
+        ({"budget": 0.7}, "at a budget of macs"),
+        ({"budget": None}, "a budget or within"),
+        ({"quantity": "below"}, "other with below"),
+        ({"quantity": "below", "other": "linear"}, "a method that is run"),
+        ({"quantity": "speedup"}, "a budget that is timed"),
+        ({"at_least": None}, "at_least or at_most"),
+    ],
+)
+def test_a_target_that_no_line_can_answer_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    wanted = {**target("x", "macs", "sandwich", "accuracy", budget=0.6, at_least=0), **change}
+    path = write(tmp_path / "x.yaml", {**tiny_experiment(tmp_path), "targets": [wanted]})
+    with pytest.raises(OptionError, match=message):
+        read_experiment(path)
+
+
+def test_experiments_whose_names_begin_alike_are_listed_apart(
+    ran: tuple[Path, dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, _, _ = ran
+    shutil.copytree(folder / "reproduce", tmp_path / "r")
+    shutil.copy(tmp_path / "r" / "tiny.yaml", tmp_path / "r" / "ti.yaml")
+    shutil.copy(tmp_path / "r" / "results" / "tiny-small.json", tmp_path / "r" / "results" / "ti-ny-small.json")
+    found = CliRunner().invoke(app, ["reproduce", "--list", "--folder", str(tmp_path / "r"), "--json"])
+    assert {line["name"]: bool(line["results"]) for line in json.loads(found.stdout)} == {"tiny": True, "ti": False}
 
 
 # --- models and rows ---------------------------------------------------------------------------------------
@@ -253,6 +328,8 @@ def test_a_word_level_model_is_an_ordinary_folder_and_another_one_a_seed(tmp_pat
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="model kind must be"):
         make_model({"kind": "llama"}, "", tmp_path, 0)
+    with pytest.raises(OptionError, match=r"model must have what its kind needs: .*heads"):
+        make_model({"kind": "words", "layers": 2}, "", tmp_path, 0)
     with pytest.raises(OptionError, match="data kind must be"):
         make_data({"kind": "imdb"}, tmp_path)
 
@@ -268,7 +345,8 @@ def test_a_distilled_model_has_a_shape_of_its_own_and_leaves_no_steps(tmp_path: 
     assert make_model(spec, data, tmp_path / "work", 1) == folder  # the same for every seed
     student = transformers.AutoModel.from_pretrained(folder)
     assert (student.config.hidden_size, student.config.num_hidden_layers) == (8, 1)
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["distilled"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [Path(folder).name]
+    assert make_model({**spec, "layers": 2}, data, tmp_path / "work", 0) != folder  # another specification
     assert len(transformers.AutoTokenizer.from_pretrained(folder)) == student.config.vocab_size
 
 

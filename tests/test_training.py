@@ -1,7 +1,9 @@
 """One stage on the Trainer: options, learning rates, frozen parts, accumulation, precision, interruption."""
 
+import json
 import os
 import signal
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,21 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import largest_difference, tiny_batch, tiny_budgeted, weights
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from rheostat import training
 from rheostat.model import BudgetedModel
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
-from rheostat.training import Interrupted, RowOrder, StageOptions, StageTrainer, last_checkpoint, train_stage
+from rheostat.training import (
+    Clock,
+    Interrupted,
+    RowOrder,
+    StageOptions,
+    StageTrainer,
+    last_checkpoint,
+    train_stage,
+    without_dropout,
+)
 
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHORT = StageOptions(epochs=1, learning_rate=1e-3, batch_size=4, warmup_share=0.0)
@@ -67,6 +78,7 @@ CHANGES: dict[str, Any] = {
     "weight_decay": 0.5,
     "warmup_share": 0.5,
     "freeze_embeddings": True,
+    "dropout": False,
     "seed": 3,
     "precision": "bf16",
     "extra": (("max_grad_norm", 1e-3), ("optim", "sgd")),
@@ -238,6 +250,33 @@ def test_a_stage_returns_its_facts_and_leaves_eval_mode(tmp_path: Path) -> None:
     assert facts["seconds"] > 0
     assert 0 < facts["train_loss"] < 5
     assert not model.training
+
+
+def test_the_seconds_of_a_stage_add_up_over_its_sessions(tmp_path: Path) -> None:
+    def saved(clock: Clock) -> float:
+        clock.on_save(None, TrainerState(is_world_process_zero=True), None)
+        return float(json.loads((tmp_path / "seconds.json").read_text("utf-8")))
+
+    first = Clock(tmp_path, resumed=False)
+    first.on_train_begin(None, TrainerState(), None)
+    time.sleep(0.02)
+    before = saved(first)
+    second = Clock(tmp_path, resumed=True)
+    time.sleep(0.02)
+    second.on_train_begin(None, TrainerState(), None)  # what came before training does not count
+    assert before >= 0.02
+    assert before <= second.seconds < before + 0.02
+    assert Clock(tmp_path, resumed=False).seconds < 0.02
+
+
+def test_dropout_that_is_off_for_a_stage_is_back_after_it() -> None:
+    model = model_of()
+    dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    before = [module.p for module in dropouts]
+    with pytest.raises(RuntimeError), without_dropout(model):
+        assert {module.p for module in dropouts} == {0.0}
+        raise RuntimeError
+    assert [module.p for module in dropouts] == before != [0.0] * len(before)
 
 
 def test_gradient_checkpointing_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C25

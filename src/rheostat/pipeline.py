@@ -111,7 +111,7 @@ def train(
         "model": model_name,
         "data": data,
         "files": fingerprint(data),
-        "options": asdict(options),
+        "options": {name: value for name, value in asdict(options).items() if name != "budgets"},
         "read": asdict(read_options or ReadOptions()),
     }
     work = Work(out, key, restart=restart)
@@ -122,8 +122,9 @@ def train(
     rows = prepare(corpus, model_name, config, options)
     work.open()
     model = _warm(work, model_name, rows, options)
-    teacher = _teacher_logits(work, model, rows)
-    rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
+    if options.distills:
+        teacher = _teacher_logits(work, model, rows)
+        rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
     model = _soft(work, model, rows, options)
     if soft_out is not None and is_main_process():
         work.load("soft").save_pretrained(soft_out)
@@ -136,7 +137,7 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
     if work.done("warm"):
         return work.load("warm")
     budgeted = wrap(
-        load_encoder(model_name, rows.info, head_is_trained=options.warm_epochs > 0),
+        load_encoder(model_name, rows.info, head_is_trained=options.trains_head),
         cost=options.cost,
         sequence_length=options.sequence_length or max(rows.median_length, 1),
         neuron_block=options.neuron_block,

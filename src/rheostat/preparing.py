@@ -45,7 +45,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     tokenizer = load_tokenizer_of(model_name)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
-    labels = corpus.labels if options.warm_epochs > 0 else model_labels(config, corpus.labels)
+    labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
     parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
     tokens = {
         name: tokenize(part, tokenizer, labels=labels, task=corpus.task, max_length=length)
@@ -77,15 +77,17 @@ def training_rows(corpus: Corpus, options: TrainOptions) -> Any:
     return corpus.train.select(np.sort(chosen))
 
 
-def model_labels(config: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the label names of a fine-tuned model, in the order of its logits, if they are those of the data.
+def model_labels(config: Any, labels: tuple[str, ...], *, head_is_trained: bool) -> tuple[str, ...]:
+    """Return the label names in the order of the logits: the model's, if they are those of the data.
 
     Raises:
-        DataError: the model's classes are others than those of the data.
+        DataError: the model's classes are others than those of the data, and its head is not trained anew.
     """
     names = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
     if set(names) == set(labels) and len(names) == len(labels):
         return names
+    if head_is_trained:
+        return labels
     raise DataError(
         f"labels must be those of the fine-tuned model, {list(names)[:20]}; got {list(labels)[:20]}. "
         "Rename them in the data or the model's config, or train with warm_epochs above 0"

@@ -94,6 +94,17 @@ class TrainOptions:
     save_every: int = 100
     report_to: str = "none"
 
+    @property
+    def trains_head(self) -> bool:
+        """Return whether a classifier that is new gets trained before it is a teacher or is cut."""
+        return self.warm_epochs > 0 or (self.soft_epochs > 0 and self.soft_learning_rate > 0)
+
+    @property
+    def distills(self) -> bool:
+        """Return whether some stage learns from the dense model's logits."""
+        adapts = self.adapt == "sandwich" and self.adapt_epochs > 0
+        return self.distill_weight > 0 and (self.soft_epochs > 0 or adapts)
+
     def __post_init__(self) -> None:
         """Refuse what can't be used before anything long starts."""
         check_cost_model(self.cost)

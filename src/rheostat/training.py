@@ -188,6 +188,31 @@ class ProgressToStderr(TrainerCallback):
             self._bar.stop()
 
 
+class Clock(TrainerCallback):
+    """Adds up the wall time of a stage over the sessions that it took; steps that a kill lost count again."""
+
+    def __init__(self, folder: Path, *, resumed: bool) -> None:
+        """Go on from what ``folder`` says, if a stage is resumed."""
+        self._file = folder / "seconds.json"
+        self._before = float(json.loads(self._file.read_text("utf-8"))) if resumed and self._file.is_file() else 0.0
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        return self._before + time.perf_counter() - self._start
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start."""
+        self._start = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember the time of the saved state."""
+        if state.is_world_process_zero:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(self.seconds), encoding="utf-8")
+
+
 class StopOnInterrupt(TrainerCallback):
     """Ctrl-C ends training after the running step, with a checkpoint; a second one ends it at once."""
 
@@ -282,6 +307,8 @@ def train_stage(
     before = {parameter: parameter.requires_grad for parameter in objective.parameters()}
     set_trainable(objective, options)
     interrupt = StopOnInterrupt()
+    last = last_checkpoint(folder)
+    clock = Clock(folder, resumed=last is not None)
     trainer = StageTrainer(
         model=objective,
         args=training_arguments(options, folder),
@@ -289,13 +316,13 @@ def train_stage(
         data_collator=collator,
         sampler=sampler,
         gate_learning_rate=options.gate_learning_rate,
-        callbacks=[ProgressToStderr(title), interrupt],
+        callbacks=[ProgressToStderr(title), interrupt, clock],
     )
     trainer.remove_callback(PrinterCallback)
-    last = last_checkpoint(folder)
     try:
         with nullcontext() if options.dropout else without_dropout(objective):
             result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        seconds = clock.seconds
     finally:
         interrupt.restore()
         for parameter, flag in before.items():
@@ -304,7 +331,7 @@ def train_stage(
     if interrupt.interrupted:
         raise Interrupted(f"stopped at step {trainer.state.global_step}; run the same command again to go on")
     return {
-        "seconds": float(result.metrics["train_runtime"]),
+        "seconds": seconds,
         "steps": float(trainer.state.global_step),
         "train_loss": float(result.training_loss),
     }

@@ -125,7 +125,8 @@ def open_session(engine: str, path: Path, names: Sequence[str], *, memory: str, 
         raise OptionError(f"threads must be a whole number, 1 or more; got {threads!r}. The default is 1")
     if engine == "openvino" and memory == "shared":
         raise OptionError("memory must be fast with OpenVINO, which packs its weights; got shared")
-    opened = {"onnx": OnnxSession, "openvino": OpenVinoSession}.get(engine)
-    if opened is None:
-        raise CheckpointError(f"engine must be onnx or openvino; got {engine!r}. Install a newer rheostat")
-    return opened(path, names, memory=memory, threads=threads)
+    if engine == "onnx":
+        return OnnxSession(path, names, memory=memory, threads=threads)
+    if engine == "openvino":
+        return OpenVinoSession(path, names, memory=memory, threads=threads)
+    raise CheckpointError(f"engine must be onnx or openvino; got {engine!r}. Install a newer rheostat")

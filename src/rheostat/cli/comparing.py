@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,7 @@ def compare(
         str,
         typer.Option(
             help="Comma separated: dense, dense-equal, post-hoc, recovered, static, specialist, fewer-layers, linear, "
-            "sandwich, straight-through, soft."
+            "sandwich, straight-through, scratch, scratch-soft, soft."
         ),
     ] = DEFAULT_METHODS,
     budgets: shared.Budgets = "0.5,0.25",
@@ -60,8 +61,7 @@ def compare(
     OUT keeps the dense and the budgeted checkpoints, the logits of all rows that were read, and table.json.
     """
     shared.needs_training_extra()
-    from rheostat.compare import compare as run
-    from rheostat.compare import to_markdown
+    from rheostat.compare import Comparison, lines_of, to_markdown
     from rheostat.console import stdout
 
     read = shared.read_options(
@@ -76,22 +76,17 @@ def compare(
         no_quotes=no_quotes,
         validation_share=validation_share,
     )
-    lines = run(
-        model,
-        data,
-        out,
-        methods=[name.strip() for name in methods.split(",")],
-        budgets=parse_budgets(budgets),
-        options=chosen_options(setting or []),
-        read_options=read,
-        seeds=parse_seeds(seeds),
-    )
+    comparison = Comparison(model, data, out, chosen_options(setting or []), read)
+    names = [name.strip() for name in methods.split(",")]
+    outcomes, answers = comparison.outcomes(names, parse_budgets(budgets), parse_seeds(seeds))
+    lines = lines_of(outcomes, answers)
     table = [line.to_json() for line in lines]
     (out / "table.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     if as_json:
         shared.print_json(table)
     else:
-        stdout.print(to_markdown(lines), markup=False, highlight=False, soft_wrap=True)
+        rows_of = next(iter(answers.values())).rows_of
+        stdout.print(to_markdown(lines, rows_of), markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -134,7 +129,8 @@ def _value(name: str, text: str, default: object) -> Any:
         value = None
     if isinstance(default, bool) and isinstance(value, bool):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and not isinstance(default, bool):
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if number and not isinstance(default, bool):
         whole = isinstance(default, int) or default is None
         if not whole or value == int(value):
             return int(value) if whole else float(value)

@@ -23,7 +23,10 @@ def add_to(app: typer.Typer) -> None:
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Name of an experiment; see --list.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: seeds 0, 1, ...")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many: seeds 0, 1, ...; by default what the experiment says, mostly 3."),
+    ] = None,
     scale: Annotated[str, typer.Option(help="small (hours on two cores) or full.")] = "small",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments; results go to its results/.")] = Path(
@@ -66,7 +69,8 @@ def reproduce(
 
         if not torch.cuda.is_available():
             raise OptionError("device cuda must be there; torch sees none. Leave --device out")
-    record = run(found[name], scale=scale, seeds=range(seeds), work=work / name / scale)
+    chosen = range(found[name].seeds if seeds is None else seeds)
+    record = run(found[name], scale=scale, seeds=chosen, work=work / name / scale)
     results = folder / "results"
     results.mkdir(exist_ok=True)
     for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", to_page(record))):
@@ -83,7 +87,9 @@ def reproduce(
 def status_of(experiment: Experiment, results: Path) -> dict[str, Any]:
     """Return what is known of an experiment: results by scale, targets reached, and what is not reproduced."""
     scales = {}
-    for path in sorted(results.glob(f"{experiment.name}-*.json")):
+    for path in (results / f"{experiment.name}-{scale}.json" for scale in ("small", "full")):
+        if not path.is_file():
+            continue
         record = json.loads(path.read_text(encoding="utf-8"))
         reached = [target["reached"] for target in record["targets"]]
         scales[record["scale"]] = {

@@ -63,7 +63,7 @@ def total_epochs(options: TrainOptions) -> float:
 
 def further_epochs(options: TrainOptions) -> float:
     """Return the passes that the budgeted model takes after its dense warm start."""
-    return options.soft_epochs + (options.adapt_epochs if options.adapt != "none" else 0.0)
+    return options.soft_epochs + options.adapt_epochs
 
 
 def _further(options: TrainOptions, **changes: object) -> TrainOptions:
@@ -109,12 +109,18 @@ def _recovered(options: TrainOptions, budgets: Sequence[float], shares: Sequence
 
 
 def _static(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
-    chosen = _further(options, soft_epochs=options.soft_epochs or SOFT_EPOCHS)
+    chosen = _further(
+        options,
+        soft_epochs=options.soft_epochs or SOFT_EPOCHS,
+        soft_learning_rate=options.soft_learning_rate or options.learning_rate,
+        adapt="sandwich",
+    )
     return [Plan(f"static-{b:g}", replace(chosen, train_budgets=(b,)), (b,)) for b in budgets]
 
 
 def _specialist(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
-    return [Plan(f"specialist-{b:g}", _further(options, train_budgets=(b,)), (b,)) for b in budgets]
+    chosen = _further(options, adapt="sandwich")
+    return [Plan(f"specialist-{b:g}", replace(chosen, train_budgets=(b,)), (b,)) for b in budgets]
 
 
 def _fewer_layers(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
@@ -151,7 +157,12 @@ def _scratch(options: TrainOptions, budgets: Sequence[float], shares: Sequence[f
         soft_learning_rate=options.learning_rate,
         distill_weight=0.0,  # there is no teacher
     )
-    return [Plan("scratch", chosen, tuple(budgets), start="pretrained", reads_full=True)]
+    return [Plan("scratch", replace(chosen, adapt="sandwich"), tuple(budgets), start="pretrained", reads_full=True)]
+
+
+def _scratch_soft(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
+    (hard,) = _scratch(options, budgets, shares)
+    return [Plan("scratch-soft", replace(hard.options, adapt="none"), tuple(budgets), start="pretrained", form="soft")]
 
 
 def _linear(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
@@ -163,12 +174,13 @@ METHODS: dict[str, Method] = {
     "dense-equal": Method("the same, trained for as many epochs in all as the budgeted model", _dense_equal),
     "post-hoc": Method("units of the dense model cut by importance on validation rows, nothing trained", _post_hoc),
     "recovered": Method("the same and one epoch more, a model a budget", _recovered),
-    "static": Method("gates for one fixed budget, then its subnet, a model a budget", _static),
+    "static": Method("gates and weights for one fixed budget, then its subnet, a model a budget", _static),
     "specialist": Method("the budgeted recipe at one budget alone, a model a budget", _specialist),
     "fewer-layers": Method("the first layers of the encoder, fine-tuned for as many epochs in all", _fewer_layers),
     "linear": Method("logistic regression on TF-IDF of words and word pairs", _linear),
     "sandwich": Method("one budgeted model, subnets trained as slices", _sandwich),
     "straight-through": Method("one budgeted model, subnets trained through hard gates (the paper)", _straight_through),
     "scratch": Method("one budgeted model without a dense warm start", _scratch),
+    "scratch-soft": Method("the same with soft gates", _scratch_soft),
     "soft": Method("one budgeted model with soft gates: an estimated cost, nothing is faster", _soft),
 }

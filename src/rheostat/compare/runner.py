@@ -11,24 +11,26 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from numpy.typing import NDArray
 
-from rheostat.architectures import find_spec
-from rheostat.budget import DEFAULT_BUDGETS, descending
+from rheostat.architectures import find_spec as architecture_of
+from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending
 from rheostat.checkpoint import is_checkpoint
 from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
 from rheostat.compare.table import Answers, Line, Outcome, lines_of
 from rheostat.console import stderr
 from rheostat.data import Corpus, ReadOptions, read_corpus
-from rheostat.errors import CheckpointError, OptionError
+from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
-from rheostat.model import BudgetedModel, Form, load
+from rheostat.model import BudgetedModel, Form, load, wrap
 from rheostat.pipeline import train
 from rheostat.preparing import Prepared, load_tokenizer_of, prepare, training_rows
 from rheostat.recipe import TrainOptions
@@ -39,6 +41,7 @@ from rheostat.work import fingerprint
 # Checkpoints that later methods or people start from; those of single budgets go when they were read.
 KEPT = ("dense", "sandwich")
 KEY_FILE = "comparison.json"
+LIKELY_LENGTH = 64  # to know the floor before the rows are tokenized, on which it hardly depends
 
 
 def compare(
@@ -110,6 +113,7 @@ class Comparison:
         asked = tuple(budget for budget in descending(budgets) if budget < 1.0)
         if not asked:
             raise OptionError(f"budgets must hold one below 1; got {list(budgets)!r}. Pass for example 0.5,0.25")
+        self._check(chosen, asked)
         self._claim()
         outcomes: list[Outcome] = []
         answers = {}
@@ -119,6 +123,33 @@ class Comparison:
                 outcomes += run.outcomes(name, METHODS[name], asked)
             answers[seed] = run.answers
         return outcomes, answers
+
+    def _check(self, methods: Sequence[str], budgets: Sequence[float]) -> None:
+        """Refuse what would stop the comparison after hours: no such model or data, a budget below the floor.
+
+        Raises:
+            RheostatError: what it is.
+        """
+        if self.options.adapt == "none":
+            raise OptionError("adapt must be a way to train subnets in a comparison; got none. Choose methods instead")
+        if "linear" in methods and find_spec("sklearn") is None:
+            raise missing("scikit-learn", "report")
+        config = load_config(self.model_name)
+        read_corpus(self.data, self.read_options)
+        with torch.device("meta"):
+            empty = transformers.AutoModelForSequenceClassification.from_config(config)
+        length = self.options.sequence_length or LIKELY_LENGTH
+        chosen = self.options
+        floor = wrap(
+            empty,
+            cost=chosen.cost,
+            sequence_length=length,
+            neuron_block=chosen.neuron_block,
+            min_heads_per_layer=chosen.min_heads_per_layer,
+            min_neurons_per_layer=chosen.min_neurons_per_layer,
+        ).floor
+        for budget in budgets:
+            check_budget(budget, floor=floor)
 
     @property
     def _key(self) -> dict[str, Any]:
@@ -170,7 +201,8 @@ class _SeedRun:
         if not answers.is_file() and (lender / answers.name).is_file():
             shutil.rmtree(self.folder / "dense", ignore_errors=True)
             shutil.copytree(lender / "dense", self.folder / "dense")
-            shutil.copy(lender / answers.name, answers)
+            shutil.copy(lender / answers.name, answers.with_suffix(".new"))
+            os.replace(answers.with_suffix(".new"), answers)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -189,7 +221,8 @@ class _SeedRun:
     def answers(self) -> Answers:
         part = self.corpus.validation if self.corpus.test is None else self.corpus.test
         identity = hashlib.sha256("\0".join(texts_of(part)).encode("utf-8", "surrogatepass")).hexdigest()
-        return Answers(self.task, identity, np.asarray(self.read_rows["labels"]))
+        rows_of = "validation" if self.corpus.test is None else "test"
+        return Answers(self.task, identity, np.asarray(self.read_rows["labels"]), rows_of)
 
     @property
     def task(self) -> str:
@@ -234,6 +267,8 @@ class _SeedRun:
         logits: dict[float, NDArray[np.float32]] = {}
         if not is_checkpoint(out) or (soft_out is not None and not is_checkpoint(soft_out)):
             options = dataclasses.replace(plan.options, budgets=plan.points)
+            if self.corpus.test is None:  # what units are ranked on must not be what they are read on
+                options = dataclasses.replace(options, calibration_split="train")
             start = self._start(plan)
             logits = train(
                 start, self.of.data, out, options, read_options=self.read, measure_latency=False, soft_out=soft_out
@@ -250,8 +285,10 @@ class _SeedRun:
                 seed=self.seed,
                 budget=budget if plan.budgets else None,
                 share=self._share(plan, budget, model),
-                epochs=self._spent(plan, stages, "epochs"),
-                seconds=self._spent(plan, stages, "seconds"),
+                epochs=self._own(stages, "epochs") + self._inherited(plan, "epochs"),
+                seconds=self._own(stages, "seconds") + self._inherited(plan, "seconds"),
+                inherited_epochs=self._inherited(plan, "epochs"),
+                inherited_seconds=self._inherited(plan, "seconds"),
                 logits=logits[budget],
             )
             _save(self._path(plan.name, budget), outcome)
@@ -275,19 +312,25 @@ class _SeedRun:
             return self.layer_shares[plan.layers - 1]
         return model.costs.share(model.subnet(budget))
 
-    def _spent(self, plan: Plan, stages: dict[str, Any], what: str) -> float:
-        """Return the epochs or seconds of a model, those of the dense model that it starts from included."""
-        own = sum(float(value) for stage in stages.values() for name, value in stage.items() if name.endswith(what))
-        return own + (getattr(_read(self._path("dense", 1.0)), what) if plan.start == "dense" else 0.0)
+    @staticmethod
+    def _own(stages: dict[str, Any], what: str) -> float:
+        """Return the epochs or seconds of a model's own stages."""
+        return sum(float(value) for stage in stages.values() for name, value in stage.items() if name.endswith(what))
+
+    def _inherited(self, plan: Plan, what: str) -> float:
+        """Return the epochs or seconds of the dense model that a plan starts from."""
+        return float(getattr(_read(self._path("dense", 1.0)), what)) if plan.start == "dense" else 0.0
 
     def _linear(self) -> Outcome:
         stderr.print(f"[bold]linear[/bold], seed {self.seed}", highlight=False)
-        started = time.perf_counter()
         part = self.corpus.validation if self.corpus.test is None else self.corpus.test
+        train_texts, texts = texts_of(training_rows(self.corpus, self.options)), texts_of(part)
+        labels = np.asarray(self.rows.train["labels"])
+        started = time.perf_counter()
         logits = linear_logits(
-            texts_of(training_rows(self.corpus, self.options)),
-            np.asarray(self.rows.train["labels"]),
-            texts_of(part),
+            train_texts,
+            labels,
+            texts,
             task=self.task,
             classes=len(self.rows.info.labels),
         )
@@ -310,7 +353,7 @@ def first_layers(model_name: str, count: int, folder: Path) -> None:
     with quiet_transformers():
         config = transformers.AutoConfig.from_pretrained(model_name, num_hidden_layers=count)
         model = transformers.AutoModel.from_pretrained(model_name, config=config, trust_remote_code=False)
-    if len(find_spec(model).layer_list(model)) != count:
+    if len(architecture_of(model).layer_list(model)) != count:
         raise OptionError(
             f"fewer-layers must be able to cut {type(model).__name__}; its config has no number of layers"
         )

@@ -14,16 +14,24 @@ from rheostat.quality import paired_bootstrap
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last one serves more.
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-HEADER = ("method", "budget", "cost", "accuracy", "below dense", "epochs", "minutes", "models")
+HEADER = ("method", "budget", "cost", "accuracy", "below dense", "epochs", "minutes", "models", "in all")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The rows of one seed that every method is read on: task, identity of the texts, labels (N,) or (N, C)."""
+    """The rows of one seed that every method is read on.
+
+    Attributes:
+        task: ``single-label`` or ``multi-label``.
+        rows: Identity of the texts.
+        labels: (N,) or (N, C).
+        rows_of: ``test`` or ``validation``.
+    """
 
     task: str
     rows: str
     labels: NDArray[np.int64]
+    rows_of: str = "test"
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class Outcome:
         epochs: Passes over the training rows in all, the dense warm start included.
         seconds: Their wall time.
         logits: (N, C).
+        inherited_epochs: Those of the epochs that a dense model spent which others start from too.
+        inherited_seconds: The same of the seconds.
     """
 
     method: str
@@ -49,6 +59,8 @@ class Outcome:
     epochs: float
     seconds: float
     logits: NDArray[np.float32]
+    inherited_epochs: float = 0.0
+    inherited_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,9 @@ class Line:
         epochs: Of one model, mean over seeds.
         minutes: Of one model, mean over seeds.
         models: How many models the method needs for all its budgets.
+        total_epochs: Of all its models, a dense model that they start from counted once.
+        total_minutes: The same in minutes.
+        model: Name of the model.
     """
 
     method: str
@@ -88,6 +103,9 @@ class Line:
     epochs: float
     minutes: float
     models: int
+    total_epochs: float
+    total_minutes: float
+    model: str
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
@@ -105,7 +123,7 @@ def lines_of(outcomes: Sequence[Outcome], answers: Mapping[int, Answers]) -> lis
     groups: dict[tuple[str, str, float | None], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.method, outcome.model, outcome.budget), []).append(outcome)
-    models = {method: len({o.model for o in outcomes if o.method == method}) for method, _, _ in groups}
+    totals = {method: _total([o for o in outcomes if o.method == method]) for method, _, _ in groups}
     lines = []
     for (method, model, budget), found in groups.items():
         own = [correct[method, model, budget, o.seed] for o in found]
@@ -127,10 +145,23 @@ def lines_of(outcomes: Sequence[Outcome], answers: Mapping[int, Answers]) -> lis
                 *below,
                 float(np.mean([o.epochs for o in found])),
                 float(np.mean([o.seconds for o in found])) / 60,
-                models[method],
+                *totals[method],
+                model,
             )
         )
     return lines
+
+
+def _total(outcomes: Sequence[Outcome]) -> tuple[int, float, float]:
+    """Return models, epochs and minutes of a method, mean over seeds; what its models inherit counts once."""
+    seeds = {o.seed for o in outcomes}
+    models = {(o.seed, o.model): o for o in outcomes}.values()
+    epochs = sum(o.epochs - o.inherited_epochs for o in models)
+    seconds = sum(o.seconds - o.inherited_seconds for o in models)
+    for seed in seeds:
+        epochs += max(o.inherited_epochs for o in models if o.seed == seed)
+        seconds += max(o.inherited_seconds for o in models if o.seed == seed)
+    return len({o.model for o in outcomes}), epochs / len(seeds), seconds / len(seeds) / 60
 
 
 def right_rows(outcome: Outcome, answers: Answers) -> NDArray[np.bool_]:
@@ -167,14 +198,15 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None, float |
     return deviation, mean - half, mean + half
 
 
-def to_markdown(lines: Sequence[Line]) -> str:
-    """Return the table as Markdown, with what its columns mean below it."""
+def to_markdown(lines: Sequence[Line], rows_of: str = "test") -> str:
+    """Return the table as Markdown, with what its columns mean below it; ``rows_of`` says which rows were read."""
     rows = [HEADER, tuple("---:" if name != "method" else "---" for name in HEADER), *map(_cells, lines)]
     seeds = sorted({seed for line in lines for seed in line.seeds})
     note = (
-        f"Accuracy in percent, mean ± standard deviation over seeds {', '.join(map(str, seeds))}; points below the "
-        "dense model of the same seeds with the 95 % paired bootstrap interval over rows; cost as a share of the dense "
-        "model's; epochs and minutes of training for one model, its dense warm start included; models for all budgets."
+        f"Accuracy in percent on {rows_of} rows, mean ± standard deviation over seeds {', '.join(map(str, seeds))}; "
+        "points below the dense model of the same seeds with the 95 % paired bootstrap interval over rows; cost as a "
+        "share of the dense model's; epochs and minutes of training for one model, its dense warm start included; "
+        "models for all budgets, and epochs and minutes of them all, a shared warm start counted once."
     )
     return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", note]) + "\n"
 
@@ -190,4 +222,5 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.epochs:g}",
         f"{line.minutes:.1f}",
         str(line.models),
+        f"{line.total_epochs:g}, {line.total_minutes:.1f} min",
     )

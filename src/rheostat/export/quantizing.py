@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def tried(folder: Path, info: BundleInfo, rows: ValidationRows, full: NDArray[np
         middle = part.rows.batches[len(part.rows.batches) // 2][1]
         one = {name: array[:1] for name, array in middle.items()}
         table = measure(
-            {name: lambda session=session: session.run(one) for name, session in sessions.items()},
+            {name: partial(session.run, one) for name, session in sessions.items()},
             baseline=METHODS[0].name,
             conditions={"rows": 1, "length": one["input_ids"].shape[1]},
             rounds=5,

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.trainer_callback import PrinterCallback
 
-from rheostat.data import read_corpus, tokenize
+from rheostat.data import Collator, read_corpus, tokenize
+from rheostat.errors import OptionError
 from rheostat.preparing import load_tokenizer_of
-from rheostat.training import ProgressToStderr, StageOptions, last_checkpoint, training_arguments
+from rheostat.training import ProgressToStderr, RowOrder, StageOptions, last_checkpoint, training_arguments
 
 
 class Distillation(nn.Module):
@@ -43,6 +45,14 @@ class Distillation(nn.Module):
             target = other[keep]
             loss = loss + nn.functional.mse_loss(project(own[keep]), target) / target.var()
         return {"loss": loss}
+
+
+class _Trainer(transformers.Trainer):
+    """The Trainer with rows in an order that a resumed run finds again."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
+        rows, args = self.train_dataset, self.args
+        return RowOrder(rows["length"], args.train_batch_size, args.seed, lambda: int(self.state.epoch or 0))
 
 
 def distil(
@@ -91,19 +101,22 @@ def distil(
     )
     student = transformers.BertModel(config)
     words = teacher.get_input_embeddings().weight.detach()  # (V, wanted)
+    if hidden_size > words.shape[1]:
+        raise OptionError(f"hidden_size must be at most the teacher's {words.shape[1]}; got {hidden_size}")
     _, _, components = torch.pca_lowrank(words, q=hidden_size, niter=4)
     with torch.no_grad():
         student.get_input_embeddings().weight.copy_((words - words.mean(0)) @ components)
     steps = folder.with_name(f"{folder.name}.steps")
     options = StageOptions(epochs=epochs, learning_rate=learning_rate, seed=seed)
     objective = Distillation(student, teacher)
-    trainer = transformers.Trainer(
+    trainer = _Trainer(
         model=objective,
         args=training_arguments(options, steps),
-        train_dataset=rows.select_columns(["input_ids", "attention_mask"]),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        train_dataset=rows.select_columns(["input_ids", "attention_mask", "length"]),
+        data_collator=Collator(tokenizer),
         callbacks=[ProgressToStderr("Distilling")],
     )
+    trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(steps)
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     student.save_pretrained(folder)

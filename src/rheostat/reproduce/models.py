@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -51,19 +53,30 @@ def make_model(spec: Mapping[str, Any], data: str, work: Path, seed: int) -> str
         return str(spec["name"])
     rest = {key: value for key, value in spec.items() if key != "kind"}
     if spec.get("kind") == "words":
-        return _made(work / f"words-{seed}", lambda folder: word_level_model(data, folder, seed=seed, **rest))
+        return _made(work, f"words-{seed}", rest, lambda folder: word_level_model(data, folder, seed=seed, **rest))
     if spec.get("kind") == "distilled":
         teacher = str(rest.pop("teacher", None) or fetch_minilm())
-        return _made(work / "distilled", lambda folder: distil(teacher, data, folder, seed=0, **rest))
+        return _made(work, "distilled", rest, lambda folder: distil(teacher, data, folder, seed=0, **rest))
     raise OptionError(f"model kind must be minilm, hub, words or distilled; got {spec.get('kind')!r}")
 
 
-def _made(folder: Path, make: Callable[[Path], None]) -> str:
-    """Return a folder, made beside its place first."""
+def _made(work: Path, name: str, spec: Mapping[str, Any], make: Callable[[Path], None]) -> str:
+    """Return the folder of a model of this specification, made beside its place first.
+
+    Raises:
+        OptionError: a specification with a name that the maker does not know, or without one that it needs.
+    """
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+    folder = work / f"{name}-{digest}"
     if not (folder / "config.json").is_file():
         unfinished = folder.with_name(f".{folder.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
-        make(unfinished)
+        try:
+            make(unfinished)
+        except TypeError as error:
+            if "argument" not in str(error):
+                raise
+            raise OptionError(f"model must have what its kind needs: {error}") from None
         unfinished.rename(folder)
     return str(folder)
 

@@ -31,9 +31,21 @@ class Answered:
     answers: dict[int, Answers]
     lines: list[Line]
 
+    @property
+    def rows_read(self) -> tuple[int, str]:
+        """Return how many rows were read, and whether they are test or validation rows."""
+        answers = next(iter(self.answers.values()))
+        return len(answers.labels), answers.rows_of
+
     def of(self, method: str, budget: float | None) -> list[Outcome]:
-        """Return the outcomes of a point by seed; a model of one size is found at any budget."""
+        """Return the outcomes of a point by seed.
+
+        A model of one size is found at any budget; of several (fewer layers) the costliest within the budget.
+        """
         found = [o for o in self.outcomes if o.method == method and o.budget in (budget, None)]
+        if len({o.model for o in found if o.budget is None}) > 1 and budget is not None:
+            most = max((o.share for o in found if o.share <= budget), default=0.0)
+            found = [o for o in found if o.share == most]
         return sorted(found, key=lambda outcome: outcome.seed)
 
 
@@ -59,9 +71,10 @@ def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work:
         "title": experiment.title,
         "scale": scale,
         "seeds": list(seeds),
+        "command": f"rheostat reproduce {experiment.name} --scale {scale} --seeds {len(seeds)}",
         "environment": environment(),
         "options": {name: asdict(experiment.train_options(name, scale)) for name in runs},
-        "rows_read": {name: len(next(iter(run.answers.values())).labels) for name, run in runs.items()},
+        "rows_read": {name: run.rows_read for name, run in runs.items()},
         "runs": {name: [line.to_json() for line in run.lines] for name, run in runs.items()},
         "speed": speed,
         "targets": [target_record(target, runs, speed) for target in experiment.targets],
@@ -106,9 +119,12 @@ def answered_runs(
 
 def speed_of(item: Speed, folder: Path) -> dict[str, Any]:
     """Return the speedup of materialized budgets on one thread, beside what the multiply-accumulates promise."""
-    path = folder / f"speed-{item.batch}x{item.length}.json"
+    asked = json.loads(json.dumps(asdict(item)))
+    path = folder / "speed.json"
     if path.is_file():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        if found["asked"] == asked:
+            return found
     model: BudgetedModel = load(folder / "sandwich")
     stderr.print(f"Measuring {item.run}: batch {item.batch}, {item.length} tokens, 1 thread", highlight=False)
     table = time_budgets(model, item.budgets, batch=item.batch, length=item.length, rounds=ROUNDS)
@@ -116,16 +132,16 @@ def speed_of(item: Speed, folder: Path) -> dict[str, Any]:
     full = macs.total(model.subnet(1.0))
     points = {}
     for budget in item.budgets:
-        found, ideal = table[str(float(budget))], full / macs.total(model.subnet(budget))
+        timed, ideal = table[str(float(budget))], full / macs.total(model.subnet(budget))
         points[f"{budget:g}"] = {
-            "speedup": found.speedup,
-            "low": found.speedup_low,
-            "high": found.speedup_high,
+            "speedup": timed.speedup,
+            "low": timed.speedup_low,
+            "high": timed.speedup_high,
             "ideal": ideal,
-            "of_ideal": (found.speedup or 0.0) / ideal,
+            "of_ideal": (timed.speedup or 0.0) / ideal,
         }
     noise = [table.noise_low, table.noise_high]
-    record = {"batch": item.batch, "length": item.length, "rounds": ROUNDS, "noise": noise, "points": points}
+    record = {"asked": asked, "environment": environment(), "rounds": ROUNDS, "noise": noise, "points": points}
     new = path.with_suffix(".new")
     new.write_text(json.dumps(record), encoding="utf-8")
     os.replace(new, path)
@@ -170,7 +186,8 @@ def value_of(target: Target, runs: Mapping[str, Answered], speed: Mapping[str, A
     if target.quantity == "share":
         return line.share, None, None
     if target.quantity == "below":
-        return below(run, target.method, line.budget, str(target.other))
+        budget = target.budget if line.budget is None else line.budget
+        return below(run, target.method, budget, str(target.other), runs[target.other_run or target.run])
     return line.mean, line.seeds_low, line.seeds_high
 
 
@@ -179,12 +196,15 @@ def _line(run: Answered, target: Target) -> Line | None:
     found = [line for line in run.lines if line.method == target.method]
     if target.within is not None:
         return max((line for line in found if line.share <= target.within), key=lambda line: line.share, default=None)
-    return next((line for line in found if line.budget in (target.budget, None)), None)
+    fitting = [line for line in found if line.budget in (target.budget, None)]
+    if len(fitting) > 1 and target.budget is not None:  # several models of one size
+        fitting = sorted((line for line in fitting if line.share <= target.budget), key=lambda line: -line.share)
+    return fitting[0] if fitting else None
 
 
-def below(run: Answered, method: str, budget: float | None, other: str) -> Value:
+def below(run: Answered, method: str, budget: float | None, other: str, other_run: Answered) -> Value:
     """Return how many points a method is below another one at a budget, with the paired interval over rows."""
-    own, rival = run.of(method, budget), run.of(other, budget)
+    own, rival = run.of(method, budget), other_run.of(other, budget)
     if not own or [o.seed for o in own] != [o.seed for o in rival]:
         return None, None, None
     right = [[right_rows(o, run.answers[o.seed]) for o in side] for side in (rival, own)]

@@ -8,9 +8,10 @@ from typing import Any
 
 from rheostat.compare import Line, to_markdown
 from rheostat.errors import missing
+from rheostat.reproduce.experiment import ONE_SIZE
 
+VERSIONS = ("rheostat", "torch", "transformers")
 COLORS = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#e8590c", "#0b7285", "#5c940d", "#a61e4d", "#495057", "#e67700")
-ONE_SIZE = ("dense", "dense-equal", "linear")
 
 
 def lines_from(records: Sequence[Mapping[str, Any]]) -> list[Line]:
@@ -22,13 +23,16 @@ def to_page(record: Mapping[str, Any]) -> str:
     """Return the whole record as one Markdown page."""
     where = record["environment"]
     parts = [f"# {record['title']}", "", f"Scale {record['scale']}, seeds {', '.join(map(str, record['seeds']))}."]
-    parts += [f"Processor {where.get('processor')}, {where.get('physical_cores')} cores; {where['date_utc'][:10]}.", ""]
+    versions = ", ".join(f"{name} {where['versions'][name]}" for name in VERSIONS if name in where["versions"])
+    cores = f"{where.get('physical_cores')} cores of {where.get('processor')}, {where.get('torch_threads')} threads"
+    parts += [f"{cores}; {versions}; {where['date_utc'][:10]}. `{record['command']}`", ""]
     parts += ["## What was to be reached", "", *_targets(record["targets"]), ""] if record["targets"] else []
     parts += ["## The paper beside ours", "", *_paper(record["paper"]), ""] if record["paper"] else []
     for name, lines in record["runs"].items():
         options = record["options"][name]
-        parts += [f"## {name}", "", f"Read on {record['rows_read'][name]:,} rows; budgets in {options['cost']}.", ""]
-        parts += [to_markdown(lines_from(lines))]
+        count, rows_of = record["rows_read"][name]
+        parts += [f"## {name}", "", f"Read on {count:,} {rows_of} rows; budgets in {options['cost']}.", ""]
+        parts += [to_markdown(lines_from(lines), rows_of)]
     for name, speed in record["speed"].items():
         parts += [f"## Speed of {name}", "", *_speed(speed), ""]
     for title, key in (("Not reproduced", "not_reproduced"), ("Notes", "notes")):
@@ -72,7 +76,8 @@ def _speed(speed: Mapping[str, Any]) -> list[str]:
         found = _interval(point["speedup"], point["low"], point["high"])
         rows.append([budget, found, f"{point['ideal']:.3f}", f"{100 * point['of_ideal']:.1f} %"])
     note = (
-        f"Materialized models in PyTorch, float32, one thread, batch {speed['batch']} x {speed['length']} tokens, "
+        f"Materialized models in PyTorch, float32, one thread, batch {speed['asked']['batch']} x "
+        f"{speed['asked']['length']} tokens, "
         f"{speed['rounds']} interleaved rounds, A/A noise {speed['noise'][0]:.3f} to {speed['noise'][1]:.3f}; ideal: "
         "the dense model's multiply-accumulates over the subnet's."
     )
