@@ -2,7 +2,7 @@
 
     python benchmarks/bundle.py --bundle FOLDER [--rounds 15]
 
-Export it with budgets 1.0,0.75,0.5,0.35,0.25,0.2,0.15,0.12 and --int8. Targets, one thread, 128 tokens, batch 1 and 8:
+Export it with budgets 1.0,0.75,0.5,0.35,0.25,0.2,0.15,0.12 and --int8; shapes are dynamic. Targets, one thread, 128 tokens, batch 1 and 8:
 0.5 at least 1.9x and 0.25 at least 3.5x in float32, 3.0x and 5.0x in int8; eight budgets opened to share their weights
 take at most 1.2 x the proportional memory of one; five open within a second; a call's budget costs less than 20 us.
 """
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +77,31 @@ def opening_seconds(folder: Path, memory: str) -> float:
     return statistics.median(found)
 
 
-def switching_us(bundle: Bundle) -> float:
-    """Return what a changing budget adds to a call before the session runs, in microseconds."""
-
-    class Nothing:
-        def run(self, inputs: Any) -> None:
-            return None
-
-    real, bundle._sessions = bundle._sessions, dict.fromkeys(bundle.budgets, Nothing())  # type: ignore[arg-type]
-    inputs, found = inputs_of(1), []
+def choosing_us(bundle: Bundle) -> float:
+    """Return what finding the session of a changing budget takes, in microseconds."""
+    found = []
     for i in range(5000):
-        budget = TIMED[i % 2]
         start = time.perf_counter()
-        bundle.run(inputs, budget=budget)
+        bundle.session(TIMED[i % 2])
         found.append((time.perf_counter() - start) * 1e6)
-    bundle._sessions = real
     return statistics.median(found)
+
+
+def switching_us(bundle: Bundle, rounds: int) -> float:
+    """Return what a call in a changing budget takes over the mean of calls in one, in microseconds."""
+    inputs, turn = inputs_of(1), iter(range(10**9))
+    table = measure(
+        {
+            **{f"{b:g}": partial(bundle.run, inputs, budget=b) for b in TIMED},
+            "changing": lambda: bundle.run(inputs, budget=TIMED[next(turn) % 2]),
+        },
+        baseline=f"{TIMED[0]:g}",
+        conditions={"batch": 1, "length": LENGTH},
+        rounds=rounds,
+        threads=1,
+    )
+    one = statistics.mean(table[f"{b:g}"].latency_ms_p50 for b in TIMED)
+    return 1e3 * (table["changing"].latency_ms_p50 - one)
 
 
 def memory_bytes(folder: Path, memory: str, budgets: tuple[float, ...]) -> int:
@@ -100,30 +110,36 @@ def memory_bytes(folder: Path, memory: str, budgets: tuple[float, ...]) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def float32_bytes(folder: Path) -> int:
+    """Return the bytes of the float32 weights and graphs of a bundle."""
+    files = [path for path in folder.iterdir() if path.suffix in (".bin", ".onnx") and "int8" not in path.name]
+    return sum(path.stat().st_size for path in files)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dense", type=Path, help="a bundle of budget 1.0 alone, to compare sizes with")
     arguments = parser.parse_args()
     folder = arguments.bundle
-    opened = {"fast": open_bundle(folder), "shared": open_bundle(folder, memory="shared")}
-    if "int8" in opened["fast"].info.points[0].graphs:
-        opened["int8"] = open_bundle(folder, precision="int8")
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    dense = sizes["weights.bin"] + sizes[opened["fast"].info.points[0].graphs["float32"].file]
-    float32 = sum(size for name, size in sizes.items() if "int8" not in name)
-    memory = {
+    memory = {  # first: what this process maps would be counted half in the others
         f"{mode} {len(budgets)}": memory_bytes(folder, mode, budgets)
         for mode in ("shared", "fast")
         for budgets in ((1.0,), EIGHT)
     }
+    opened = {"fast": open_bundle(folder), "shared": open_bundle(folder, memory="shared")}
+    if "int8" in opened["fast"].info.points[0].graphs:
+        opened["int8"] = open_bundle(folder, precision="int8")
+    dense, float32 = (float32_bytes(path) if path else None for path in (arguments.dense, folder))
     headline = {
         "speed": {f"batch {batch}": speed(opened, batch, arguments.rounds) for batch in (1, 8)},
         "opening_five_seconds": {mode: opening_seconds(folder, mode) for mode in ("fast", "shared")},
-        "switching_us": switching_us(opened["fast"]),
+        "choosing_us": choosing_us(opened["fast"]),
+        "switching_us": switching_us(opened["fast"], arguments.rounds),
         "pss_bytes": memory,
         "pss_shared_eight_over_one": memory["shared 8"] / memory["shared 1"],
-        "disk_bytes": {"float32": float32, "dense": dense, "ratio": float32 / dense, "all": sum(sizes.values())},
+        "disk_bytes": {"float32": float32, "dense": dense, "ratio": float32 / dense if dense and float32 else None},
     }
     points = opened["fast"].info.points
     quality = {

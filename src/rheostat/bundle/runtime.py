@@ -125,10 +125,16 @@ class Bundle:
         Raises:
             BudgetError: see :meth:`point`.
         """
-        session = self._sessions.get(check_budget(budget))
-        if session is None:
-            session = self._sessions[self.point(budget, strict=strict).budget]
-        return session.run(inputs)
+        return self.session(budget, strict=strict).run(inputs)
+
+    def session(self, budget: float, *, strict: bool = False) -> Session:
+        """Return the opened graph that :meth:`run` would run.
+
+        Raises:
+            BudgetError: see :meth:`point`.
+        """
+        found = self._sessions.get(check_budget(budget))
+        return self._sessions[self.point(budget, strict=strict).budget] if found is None else found
 
     def logits(
         self, texts: Sequence[str | tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32, strict: bool = False
