@@ -2,7 +2,8 @@
 
     python benchmarks/bundle.py --bundle FOLDER [--rounds 15]
 
-Export it with budgets 1.0,0.75,0.5,0.35,0.25,0.2,0.15,0.12 and --int8; shapes are dynamic. Targets, one thread, 128 tokens, batch 1 and 8:
+Export it with budgets 1.0,0.75,0.5,0.35,0.25,0.2,0.15,0.12 and --int8; shapes are dynamic.
+Targets, one thread, 128 tokens, batch 1 and 8:
 0.5 at least 1.9x and 0.25 at least 3.5x in float32, 3.0x and 5.0x in int8; eight budgets opened to share their weights
 take at most 1.2 x the proportional memory of one; five open within a second; a call's budget costs less than 20 us.
 """
