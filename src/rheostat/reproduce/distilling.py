@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.trainer_callback import PrinterCallback
 
-from rheostat.data import Collator, read_corpus, tokenize
+from rheostat.data import Collator, ReadOptions, read_corpus, tokenize
 from rheostat.errors import OptionError
 from rheostat.preparing import load_tokenizer_of
 from rheostat.training import ProgressToStderr, RowOrder, StageOptions, last_checkpoint, training_arguments
@@ -58,6 +58,7 @@ class _Trainer(transformers.Trainer):
 def distil(
     teacher_name: str,
     data: str,
+    read: ReadOptions,
     folder: Path,
     *,
     seed: int,
@@ -76,6 +77,7 @@ def distil(
     Args:
         teacher_name: Folder or Hub name of the larger encoder.
         data: The rows; only training texts are used.
+        read: How they are read.
         folder: Where it goes; ``FOLDER.steps`` keeps what a stopped run resumes from.
         seed: Of everything random.
         hidden_size: E.
@@ -88,7 +90,7 @@ def distil(
     """
     tokenizer = load_tokenizer_of(teacher_name)
     teacher = transformers.AutoModel.from_pretrained(teacher_name)
-    corpus = read_corpus(data)
+    corpus = read_corpus(data, read)
     rows = tokenize(corpus.train, tokenizer, labels=corpus.labels, task=corpus.task, max_length=max_length).dataset
     transformers.set_seed(seed)
     config = transformers.BertConfig(

@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from rheostat.data import read_corpus
+from rheostat.data import ReadOptions, read_corpus
 from rheostat.demo_assets import fetch_minilm, find_data
 from rheostat.errors import OptionError
 from rheostat.reproduce.distilling import distil
@@ -22,25 +22,26 @@ from rheostat.reproduce.synthetic import write_rows
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-def make_data(spec: Mapping[str, Any], work: Path) -> str:
-    """Return where the rows of an experiment are.
+def make_data(spec: Mapping[str, Any], work: Path) -> tuple[str, ReadOptions]:
+    """Return where the rows of an experiment are, and how they are read.
 
     ``{kind: named, name: ...}`` is a data set of :func:`rheostat.demo_assets.find_data`; ``{kind: folder, path: ...}``
     your own; ``{kind: synthetic}`` the marked-token task.
     """
     if spec.get("kind") == "named":
-        return find_data(str(spec["name"]))
+        source, column = find_data(str(spec["name"]))
+        return source, ReadOptions(text_column=column)
     if spec.get("kind") == "folder":
-        return str(spec["path"])
+        return str(spec["path"]), ReadOptions()
     if spec.get("kind") == "synthetic":
         folder = work / "rows"
         if not (folder / "test.csv").is_file():
             write_rows(folder)
-        return str(folder)
+        return str(folder), ReadOptions()
     raise OptionError(f"data kind must be named, folder or synthetic; got {spec.get('kind')!r}")
 
 
-def make_model(spec: Mapping[str, Any], data: str, work: Path, seed: int) -> str:
+def make_model(spec: Mapping[str, Any], data: str, read: ReadOptions, work: Path, seed: int) -> str:
     """Return the folder or Hub name of an encoder.
 
     ``{kind: minilm}``; ``{kind: hub, name: ...}``, a local folder as well; ``{kind: words, ...}`` is a word-level BERT
@@ -53,10 +54,12 @@ def make_model(spec: Mapping[str, Any], data: str, work: Path, seed: int) -> str
         return str(spec["name"])
     rest = {key: value for key, value in spec.items() if key != "kind"}
     if spec.get("kind") == "words":
-        return _made(work, f"words-{seed}", rest, lambda folder: word_level_model(data, folder, seed=seed, **rest))
+        return _made(
+            work, f"words-{seed}", rest, lambda folder: word_level_model(data, read, folder, seed=seed, **rest)
+        )
     if spec.get("kind") == "distilled":
         teacher = str(rest.pop("teacher", None) or fetch_minilm())
-        return _made(work, "distilled", rest, lambda folder: distil(teacher, data, folder, seed=0, **rest))
+        return _made(work, "distilled", rest, lambda folder: distil(teacher, data, read, folder, seed=0, **rest))
     raise OptionError(f"model kind must be minilm, hub, words or distilled; got {spec.get('kind')!r}")
 
 
@@ -83,6 +86,7 @@ def _made(work: Path, name: str, spec: Mapping[str, Any], make: Callable[[Path],
 
 def word_level_model(
     data: str,
+    read: ReadOptions,
     folder: Path,
     *,
     seed: int,
@@ -101,6 +105,7 @@ def word_level_model(
 
     Args:
         data: The rows; only training texts are read.
+        read: How they are read.
         folder: Where it goes.
         seed: Of the weights.
         hidden_size: E.
@@ -111,7 +116,7 @@ def word_level_model(
         max_length: Tokens a row.
         dropout: Of hidden states and attention.
     """
-    corpus = read_corpus(data)
+    corpus = read_corpus(data, read)
     tokenizer = word_tokenizer(corpus.train["text"], vocabulary, max_length)
     names = dict(enumerate(corpus.labels))
     config = transformers.BertConfig(

@@ -13,7 +13,6 @@ from typing import Any
 from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
 from rheostat.compare.methods import dense_key
 from rheostat.console import stderr
-from rheostat.data import ReadOptions
 from rheostat.measure import environment
 from rheostat.model import BudgetedModel, load
 from rheostat.reproduce.experiment import Experiment, PaperFigure, Speed, Target
@@ -62,8 +61,7 @@ def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work:
         JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours.
     """
     work.mkdir(parents=True, exist_ok=True)
-    data = make_data(experiment.data, work)
-    runs = answered_runs(experiment, data, scale, seeds, work)
+    runs = answered_runs(experiment, scale, seeds, work)
     speed = {
         item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
     }
@@ -89,10 +87,9 @@ def folder_of(work: Path, run: str, seed: int) -> Path:
     return work / run / f"model-{seed}"
 
 
-def answered_runs(
-    experiment: Experiment, data: str, scale: str, seeds: Sequence[int], work: Path
-) -> dict[str, Answered]:
+def answered_runs(experiment: Experiment, scale: str, seeds: Sequence[int], work: Path) -> dict[str, Answered]:
     """Run every comparison; those with the same dense models share them."""
+    data, read = make_data(experiment.data, work)
     found: dict[str, Answered] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, run in experiment.runs.items():
@@ -103,11 +100,11 @@ def answered_runs(
         for seed in seeds:
             stderr.print(f"[bold]{experiment.name}[/bold] {name}, {scale}, seed {seed}", highlight=False)
             comparison = Comparison(
-                make_model(experiment.model, data, work, seed),
+                make_model(experiment.model, data, read, work, seed),
                 data,
                 folder_of(work, name, seed),
                 options,
-                ReadOptions(),
+                read,
                 dense_from=None if lender == name else folder_of(work, lender, seed),
             )
             more, right = comparison.outcomes(run.methods, run.budgets, (seed,))
