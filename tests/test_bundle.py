@@ -104,8 +104,9 @@ def test_every_graph_answers_as_torch_at_every_shape(model: BudgetedModel, bundl
     assert np.max(found) < 1e-5
 
 
-def test_openvino_answers_as_torch(model: BudgetedModel, tmp_path: Path) -> None:
-    info = export(model, tmp_path / "ov", format="openvino", budgets=(0.03,))
+def test_openvino_answers_as_torch_and_in_int8_nearly(model: BudgetedModel, rows: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"budgets": (0.03,), "validate": str(rows), "int8": True, "force": True}
+    info = export(model, tmp_path / "ov", format="openvino", **asked)
     assert info.engine == "openvino"
     opened = open_bundle(tmp_path / "ov")
     assert np.max(list(differences(model, opened))) < 1e-5
@@ -113,9 +114,16 @@ def test_openvino_answers_as_torch(model: BudgetedModel, tmp_path: Path) -> None
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: [a.score for a in opened.predict(TEXTS, budget=0.03)], range(8)))
     assert all(scores == pytest.approx(expected, abs=1e-5) for scores in found)
-    with pytest.raises(OptionError, match="int8 graphs are written for onnx"):
+    quantized = open_bundle(tmp_path / "ov", precision="int8")
+    for point in info.points:
+        graph = point.graphs["int8"]
+        assert graph.method in ("static", "static, 7 bits") and graph.agreement is not None and graph.agreement > 0.8
+        exact, rounded = (o.logits(TEXTS[:2], budget=point.budget) for o in (opened, quantized))
+        assert 0.0 < np.abs(exact - rounded).max() < 1.0
+    with pytest.raises(OptionError, match="int8 needs --validate"):
         export(model, tmp_path / "ov8", format="openvino", budgets=(0.5,), int8=True, force=True)
-    assert not (tmp_path / "ov8").exists()
+    with pytest.raises(OptionError, match="memory must be fast with OpenVINO"):
+        open_bundle(tmp_path / "ov", memory="shared")
 
 
 def test_a_model_without_token_types_is_fed_none(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def export(
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
     budgets: shared.Budgets = DEFAULT_POINTS,
     validate: Annotated[str | None, typer.Option(help="Labelled rows that every graph is scored on.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too (onnx).")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too.")] = False,
     max_int8_drop: Annotated[
         float, typer.Option(min=0.0, help="Most points that int8 may score below float32 at the same budget.")
     ] = 0.5,

@@ -97,10 +97,9 @@ def _check_request(
     if is_checkpoint(out):
         raise CheckpointError(f"out must not be a checkpoint; got {str(out)!r}. Choose another folder for the bundle")
     check_replaceable(Path(out))
-    if int8 and engine != "onnx":
-        raise OptionError("int8 graphs are written for onnx; got openvino. Export that format too")
-    if int8 and validate is None and not force:
-        raise OptionError("int8 needs --validate DATA, so that what it costs is known; or --force")
+    if int8 and validate is None and not (force and engine == "onnx"):
+        hint = "; or --force" if engine == "onnx" else ""
+        raise OptionError(f"int8 needs --validate DATA, so that what it costs is known{hint}")
     if not 0.0 <= max_int8_drop < math.inf:
         raise OptionError(f"max_int8_drop must be a number of points, 0 or more; got {max_int8_drop!r}. Try 0.5")
 

@@ -44,6 +44,11 @@ METHODS = (
 )
 
 
+def methods_for(engine: str) -> tuple[Method, ...]:
+    """Return what a runtime can do: OpenVINO runs int8 where the ranges of activations are fixed."""
+    return tuple(method for method in METHODS if engine == "onnx" or method.static)
+
+
 def quantized(path: Path, method: Method, batches: Sequence[Arrays]) -> tuple[onnx.ModelProto, int]:
     """Return the int8 graph of a float32 one and how many linear layers hold int8 weights.
 

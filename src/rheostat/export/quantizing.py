@@ -16,8 +16,8 @@ from rheostat.bundle.engines import Session, open_session
 from rheostat.bundle.manifest import BundleInfo, Graph, Point
 from rheostat.console import stderr
 from rheostat.errors import OptionError
-from rheostat.export.int8 import METHODS, Arrays, Method, quantized
-from rheostat.export.operators import fused_operators
+from rheostat.export.int8 import METHODS, Arrays, Method, methods_for, quantized
+from rheostat.export.operators import fused_operators, operators_of
 from rheostat.export.validation import ValidationRows, agreement, quality_of
 from rheostat.export.weights import SharedWeights
 from rheostat.measure import measure
@@ -75,8 +75,10 @@ def add_int8(
         force: Whether more is accepted.
 
     Raises:
-        OptionError: every method loses more than ``max_drop`` at some point.
+        OptionError: every method loses more than ``max_drop`` at some point, or OpenVINO without rows.
     """
+    if rows is None and info.engine != "onnx":
+        raise OptionError("int8 for OpenVINO needs --validate DATA: ranges of activations are measured on its rows")
     methods = [CAREFUL] if rows is None else ranked(tried(folder, info, rows, logits[1.0]))
     batches = [] if rows is None else [_known(arrays, info.inputs) for arrays in rows.spread(CALIBRATION_ROWS)]
     refusals = []
@@ -108,8 +110,9 @@ def _quantized_points(
             file = f"budget-{point.budget:g}-int8.onnx"
             onnx.save(graph, folder / file)
             points.append(_with_graph(point, "int8", Graph(file, quantized=count, method=method.name)))
+    count = fused_operators if info.engine == "onnx" else operators_of
     return [
-        _with_graph(p, "int8", replace(p.graphs["int8"], operators=fused_operators(folder / p.graphs["int8"].file)))
+        _with_graph(p, "int8", replace(p.graphs["int8"], operators=count(folder / p.graphs["int8"].file)))
         for p in points
     ]
 
@@ -121,8 +124,9 @@ def tried(folder: Path, info: BundleInfo, rows: ValidationRows, full: NDArray[np
     batches = [_known(arrays, info.inputs) for arrays in rows.spread(CALIBRATION_ROWS)]
     sessions: dict[str, Session] = {}
     drops: dict[str, float] = {}
+    methods = methods_for(info.engine)
     with tempfile.TemporaryDirectory() as scratch:
-        for method in METHODS:
+        for method in methods:
             graph, _ = quantized(source, method, batches)
             path = Path(scratch) / f"{len(sessions)}.onnx"
             onnx.save(graph, path, save_as_external_data=True, location=f"{path.stem}.bin")
@@ -133,12 +137,12 @@ def tried(folder: Path, info: BundleInfo, rows: ValidationRows, full: NDArray[np
         one = {name: array[:1] for name, array in middle.items()}
         table = measure(
             {name: partial(session.run, one) for name, session in sessions.items()},
-            baseline=METHODS[0].name,
+            baseline=methods[0].name,
             conditions={"rows": 1, "length": one["input_ids"].shape[1]},
             rounds=5,
         )
         del sessions
-    trials = [Trial(m, drops[m.name], table[m.name].latency_ms_p50) for m in METHODS]
+    trials = [Trial(m, drops[m.name], table[m.name].latency_ms_p50) for m in methods]
     for trial in trials:
         stderr.print(
             f"- int8 {trial.method.name}: {trial.drop_points:+.2f} points below float32 on {len(part.rows.labels)} "
