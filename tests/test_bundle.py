@@ -119,7 +119,7 @@ def test_openvino_answers_as_torch_and_in_int8_nearly(model: BudgetedModel, rows
         graph = point.graphs["int8"]
         assert graph.method in ("static", "static, 7 bits") and graph.agreement is not None and graph.agreement > 0.8
         exact, rounded = (o.logits(TEXTS[:2], budget=point.budget) for o in (opened, quantized))
-        assert 0.0 < np.abs(exact - rounded).max() < 1.0
+        assert 0.0 < np.abs(exact - rounded).max() < 2.0  # ten times as far as ONNX Runtime on the same graph
     with pytest.raises(OptionError, match="int8 needs --validate"):
         export(model, tmp_path / "ov8", format="openvino", budgets=(0.5,), int8=True, force=True)
     with pytest.raises(OptionError, match="memory must be fast with OpenVINO"):
