@@ -11,6 +11,7 @@ import typer
 from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
 from rheostat.checkpoint import check_replaceable
 from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, reads_texts
 from rheostat.errors import OptionError
 
 DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
@@ -26,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat measure runs/agnews --budgets 1.0,0.5 --batch 1 --length 128")(measure)
 
 
+@reads_texts(without=("task", "validation_share"))
 def evaluate(
     folder: Folder,
     data: shared.DataSource,
@@ -36,14 +38,8 @@ def evaluate(
             help="sliced (only what is kept is computed), gated (the same by multiplying with 0), or soft gates."
         ),
     ] = "sliced",
-    text_column: shared.TextColumn = "text",
-    text_pair_column: shared.TextPairColumn = None,
-    label_column: shared.LabelColumn = "label",
-    encoding: shared.Encoding = "utf-8",
-    delimiter: shared.Delimiter = None,
-    no_header: shared.NoHeader = False,
-    label_separator: shared.LabelSeparator = None,
-    no_quotes: shared.NoQuotes = False,
+    *,
+    read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
     """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval."""
@@ -59,18 +55,7 @@ def evaluate(
     from rheostat.timing import operating_points
 
     task = model.info.task or "single-label"
-    read = shared.read_options(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        no_header=no_header,
-        task=task,
-        label_separator=label_separator,
-        no_quotes=no_quotes,
-    )
-    rows, notes = read_rows(data, read)
+    rows, notes = read_rows(data, read(task=task))
     for note in notes:
         stderr.print(f"- {note}", markup=False, soft_wrap=True)
     if model.tokenizer is None:

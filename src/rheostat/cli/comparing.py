@@ -12,6 +12,7 @@ import typer
 
 from rheostat.budget import parse_budgets
 from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, reads_texts
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     )
 
 
+@reads_texts()
 def compare(
     model: Annotated[str, typer.Option(help="Folder or Hub name of a Hugging Face encoder.")],
     data: shared.DataSource,
@@ -44,16 +46,8 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An option of rheostat train, such as adapt_epochs=1."),
     ] = None,
-    text_column: shared.TextColumn = "text",
-    text_pair_column: shared.TextPairColumn = None,
-    label_column: shared.LabelColumn = "label",
-    encoding: shared.Encoding = "utf-8",
-    delimiter: shared.Delimiter = None,
-    no_header: shared.NoHeader = False,
-    task: shared.Task = None,
-    label_separator: shared.LabelSeparator = None,
-    no_quotes: shared.NoQuotes = False,
-    validation_share: shared.ValidationShare = 0.1,
+    *,
+    read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
     """Train every method at every budget and print one table: accuracy, points below dense, epochs, minutes, models.
@@ -64,19 +58,8 @@ def compare(
     from rheostat.compare import Comparison, lines_of, to_markdown
     from rheostat.console import stdout
 
-    read = shared.read_options(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        no_header=no_header,
-        task=task,
-        label_separator=label_separator,
-        no_quotes=no_quotes,
-        validation_share=validation_share,
-    )
-    comparison = Comparison(model, data, out, chosen_options(setting or []), read)
+    read_options = read()
+    comparison = Comparison(model, data, out, chosen_options(setting or []), read_options)
     names = [name.strip() for name in methods.split(",")]
     outcomes, answers = comparison.outcomes(names, parse_budgets(budgets), parse_seeds(seeds))
     lines = lines_of(outcomes, answers)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, reads_texts
 
 
 def add_to(app: typer.Typer) -> None:
@@ -14,19 +15,12 @@ def add_to(app: typer.Typer) -> None:
     app.command("data", epilog="Example: rheostat data reviews.csv --label-column stars")(describe_data)
 
 
+@reads_texts()
 def describe_data(
     source: Annotated[str, typer.Argument(help="File, folder of train/validation/test files, or Hub name.")],
     model: Annotated[str | None, typer.Option(help="Count tokens with this model's tokenizer.")] = None,
-    text_column: shared.TextColumn = "text",
-    text_pair_column: shared.TextPairColumn = None,
-    label_column: shared.LabelColumn = "label",
-    encoding: shared.Encoding = "utf-8",
-    delimiter: shared.Delimiter = None,
-    no_header: shared.NoHeader = False,
-    task: shared.Task = None,
-    label_separator: shared.LabelSeparator = None,
-    no_quotes: shared.NoQuotes = False,
-    validation_share: shared.ValidationShare = 0.1,
+    *,
+    read: Reader,
     seed: shared.Seed = 0,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -45,20 +39,7 @@ def describe_data(
         config = load_config(model)
         tokenizer = load_tokenizer_of(model)
         limit = token_limit(tokenizer, config)
-    read = shared.read_options(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        no_header=no_header,
-        task=task,
-        label_separator=label_separator,
-        no_quotes=no_quotes,
-        validation_share=validation_share,
-        seed=seed,
-    )
-    report = describe(source, read, tokenizer, max_length=limit)
+    report = describe(source, read(seed=seed), tokenizer, max_length=limit)
     if as_json:
         shared.print_json(report.to_json())
     else:

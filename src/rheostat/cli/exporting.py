@@ -9,6 +9,7 @@ import typer
 
 from rheostat.budget import parse_budgets, reachable
 from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, reads_texts
 
 if TYPE_CHECKING:
     from rheostat.bundle import BundleInfo
@@ -21,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat export runs/agnews bundle --validate validation.csv --int8")(export)
 
 
+@reads_texts(without=("task", "validation_share"))
 def export(
     folder: Annotated[str, typer.Argument(help="Folder of a budgeted checkpoint, or its Hub name.")],
     out: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
@@ -32,14 +34,8 @@ def export(
         float, typer.Option(min=0.0, help="Most points that int8 may score below float32 at the same budget.")
     ] = 0.5,
     force: Annotated[bool, typer.Option("--force", help="Write int8 graphs that score lower, or unmeasured.")] = False,
-    text_column: shared.TextColumn = "text",
-    text_pair_column: shared.TextPairColumn = None,
-    label_column: shared.LabelColumn = "label",
-    encoding: shared.Encoding = "utf-8",
-    delimiter: shared.Delimiter = None,
-    no_header: shared.NoHeader = False,
-    label_separator: shared.LabelSeparator = None,
-    no_quotes: shared.NoQuotes = False,
+    *,
+    read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
     """Write one folder with one set of weights and a small graph a budget; open it with rheostat.open_bundle."""
@@ -51,24 +47,14 @@ def export(
         asked = reachable(asked, model.floor)
     from rheostat.console import stdout
 
-    read = shared.read_options(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        no_header=no_header,
-        task=model.info.task or "single-label",
-        label_separator=label_separator,
-        no_quotes=no_quotes,
-    )
+    read_options = read(task=model.info.task or "single-label")
     info = run(
         model,
         out,
         format=format,
         budgets=asked,
         validate=validate,
-        read_options=read,
+        read_options=read_options,
         int8=int8,
         max_int8_drop=max_int8_drop,
         force=force,

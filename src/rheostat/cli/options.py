@@ -11,7 +11,6 @@ from rheostat.budget import DEFAULT_BUDGETS, parse_budget, reachable
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
-    from rheostat.data import ReadOptions
     from rheostat.model import BudgetedModel
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
@@ -28,37 +27,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.
 DataSource = Annotated[
     str, typer.Option(help="CSV, TSV, JSONL or Parquet file, a folder of train/validation/test files, or a Hub name.")
 ]
-TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
-TextPairColumn = Annotated[str | None, typer.Option(help="Column with the second text of a pair.")]
-LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
-Encoding = Annotated[str, typer.Option(help="Encoding of the file, for example cp1252 or utf-16.")]
-Delimiter = Annotated[
-    str | None, typer.Option(help="Delimiter of a CSV file; 'tab' for tabs. By default from the ending.")
-]
-NoHeader = Annotated[
-    bool,
-    typer.Option(
-        "--no-header", help="The first row is data; name columns by number from 1 (default: text first, label last)."
-    ),
-]
-NoQuotes = Annotated[
-    bool, typer.Option("--no-quotes", help="Quote characters are plain text (files written without quoting).")
-]
-ValidationShare = Annotated[
-    float, typer.Option(help="Share of the training rows held out when there is no validation file.")
-]
-Task = Annotated[
-    str | None, typer.Option(help="single-label, multi-label or regression; by default detected and stated.")
-]
-LabelSeparator = Annotated[str | None, typer.Option(help="Splits a label cell into several labels.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
-
-
-def read_options(*, no_header: bool, no_quotes: bool, **same: Any) -> ReadOptions:
-    """Return the reading options that the command line gave; all but the two flags keep their names."""
-    from rheostat.data import ReadOptions
-
-    return ReadOptions(header=not no_header, quotes=not no_quotes, **same)
 
 
 def print_json(content: Any) -> None:

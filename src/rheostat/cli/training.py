@@ -10,6 +10,7 @@ import typer
 
 from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
 from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, read_options, reads_texts
 
 if TYPE_CHECKING:
     from rheostat.pipeline import TrainResult
@@ -26,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat demo --out runs/demo")(demo)
 
 
+@reads_texts()
 def train(
     model: Annotated[
         str, typer.Option(help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, ELECTRA, ...).")
@@ -105,16 +107,8 @@ def train(
     ] = "train",
     max_train_rows: Annotated[int | None, typer.Option(min=1, help="Train on at most this many rows.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
-    text_column: shared.TextColumn = "text",
-    text_pair_column: shared.TextPairColumn = None,
-    label_column: shared.LabelColumn = "label",
-    encoding: shared.Encoding = "utf-8",
-    delimiter: shared.Delimiter = None,
-    no_header: shared.NoHeader = False,
-    task: shared.Task = None,
-    label_separator: shared.LabelSeparator = None,
-    no_quotes: shared.NoQuotes = False,
-    validation_share: shared.ValidationShare = 0.1,
+    *,
+    read: Reader,
     seed: shared.Seed = 0,
     batch: shared.Batch = 8,
     threads: shared.Threads = 1,
@@ -171,25 +165,13 @@ def train(
         seed=seed,
         precision=precision,
     )
-    read = shared.read_options(
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        label_column=label_column,
-        encoding=encoding,
-        delimiter=delimiter,
-        no_header=no_header,
-        task=task,
-        label_separator=label_separator,
-        no_quotes=no_quotes,
-        validation_share=validation_share,
-        seed=seed,
-    )
+    chosen_reading = read(seed=seed)
     result = pipeline.train(
         model,
         data,
         out,
         chosen,
-        read_options=read,
+        read_options=chosen_reading,
         measure_latency=measure,
         batch=batch,
         threads=threads,
@@ -264,7 +246,7 @@ def demo(
         str(data),
         out / "checkpoint",
         demo_options(seed),
-        read_options=shared.read_options(no_header=False, no_quotes=False, validation_share=0.06, seed=seed),
+        read_options=read_options(validation_share=0.06, seed=seed),
         restart=restart,
     )
     load(result.folder).materialize(0.5).save_pretrained(out / "materialized-0.5")

@@ -110,9 +110,9 @@ def _quantized_points(
             file = f"budget-{point.budget:g}-int8.onnx"
             onnx.save(graph, folder / file)
             points.append(_with_graph(point, "int8", Graph(file, quantized=count, method=method.name)))
-    count = fused_operators if info.engine == "onnx" else operators_of
+    counted = fused_operators if info.engine == "onnx" else operators_of
     return [
-        _with_graph(p, "int8", replace(p.graphs["int8"], operators=count(folder / p.graphs["int8"].file)))
+        _with_graph(p, "int8", replace(p.graphs["int8"], operators=counted(folder / p.graphs["int8"].file)))
         for p in points
     ]
 
