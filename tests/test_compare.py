@@ -184,7 +184,7 @@ def test_a_folder_of_another_recipe_or_of_something_else_is_refused(
         ({"budgets": (1.0,)}, "budgets must hold one below 1"),
         ({"budgets": (0.5, 1.5)}, "budget must be in"),
         ({"seeds": ()}, "got no seed"),
-        ({"budgets": (0.5, 0.001)}, "budget must be at least"),
+        ({"budgets": (0.5, 0.0001)}, "budget must be at least"),
         ({"options": replace(QUICK, adapt="none")}, "adapt must be a way to train"),
         ({"data": "/no/such/rows.csv"}, "rows.csv"),
         ({"model_name": "/no/such/model"}, "model must be a folder or Hub name"),

@@ -78,7 +78,6 @@ CHANGES: dict[str, Any] = {
     "weight_decay": 0.5,
     "warmup_share": 0.5,
     "freeze_embeddings": True,
-    "dropout": False,
     "seed": 3,
     "precision": "bf16",
     "extra": (("max_grad_norm", 1e-3), ("optim", "sgd")),
@@ -99,7 +98,7 @@ def test_each_stage_option_changes_the_result(name: str, plain: dict[str, torch.
 
 
 def test_no_stage_option_is_without_a_test() -> None:
-    assert {field.name for field in fields(StageOptions)} == {*CHANGES, "save_every"}
+    assert {field.name for field in fields(StageOptions)} == {*CHANGES, "save_every", "dropout"}
 
 
 def test_the_same_stage_twice_gives_the_same_weights(plain: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -269,8 +268,18 @@ def test_the_seconds_of_a_stage_add_up_over_its_sessions(tmp_path: Path) -> None
     assert Clock(tmp_path, resumed=False).seconds < 0.02
 
 
+def test_a_stage_without_dropout_trains_as_a_model_that_has_none(tmp_path: Path) -> None:
+    options = replace(SHORT, dropout=False)
+    found = [
+        weights(run(tmp_path / name, chosen, model=tiny_budgeted(sizes=sizes)))
+        for name, chosen, sizes in (("with", SHORT, {}), ("without", options, {}), ("none", SHORT, QUIET))
+    ]
+    assert largest_difference(found[1], found[2]) == 0.0
+    assert largest_difference(found[0], found[1]) > 1e-5
+
+
 def test_dropout_that_is_off_for_a_stage_is_back_after_it() -> None:
-    model = model_of()
+    model = tiny_budgeted()
     dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     before = [module.p for module in dropouts]
     with pytest.raises(RuntimeError), without_dropout(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,11 +83,7 @@ class OpenVinoSession:
 
     def __init__(self, path: Path, names: Sequence[str], *, memory: str, threads: int) -> None:
         """Open it; see :func:`open_session`."""
-        try:
-            import openvino
-        except ImportError as error:
-            raise missing("openvino", "openvino") from error
-        core = openvino.Core()
+        core = _openvino_core()
         settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
         try:
             self._compiled: Any = core.compile_model(core.read_model(str(path)), "CPU", settings)
@@ -106,6 +103,20 @@ class OpenVinoSession:
         except Exception as error:  # noqa: BLE001 - the runtime raises classes of its own
             raise _unfit(feed, error) from None
         return np.array(found[0], dtype=np.float32)  # a copy: the request's memory is used again
+
+
+@functools.cache
+def _openvino_core() -> Any:
+    """Return the one core of the process.
+
+    It is never freed: the CPU plugin gives the thread that loads it a stack for signals, and takes it away from
+    whichever thread drops the last of its objects. The first would then crash at its next signal, Ctrl-C for example.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise missing("openvino", "openvino") from error
+    return openvino.Core()
 
 
 def open_session(engine: str, path: Path, names: Sequence[str], *, memory: str, threads: int) -> Session:
