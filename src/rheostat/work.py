@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from rheostat.checkpoint import write_whole
 from rheostat.console import is_main_process, stderr
 from rheostat.errors import CheckpointError
 from rheostat.model import BudgetedModel, load
@@ -88,9 +89,7 @@ class Work:
 
     def _write(self) -> None:
         if is_main_process():
-            new = self.folder / "progress.json.new"
-            new.write_text(json.dumps(self.record, indent=1), encoding="utf-8")
-            os.replace(new, self.folder / "progress.json")
+            write_whole(self.folder / "progress.json", json.dumps(self.record, indent=1))
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

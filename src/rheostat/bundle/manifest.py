@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rheostat.budget import check_budget
-from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version
+from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version, sha256_of
 from rheostat.errors import BudgetError, CheckpointError
 
 BUNDLE_VERSION = 1
@@ -237,12 +236,3 @@ def _check_file(folder: Path, name: str, expected: int, digest: str | None) -> N
         )
     if digest is not None and sha256_of(path) != digest:
         raise CheckpointError(f"{name} of {str(folder)!r} is damaged: another SHA-256. Copy or export the bundle again")
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -44,6 +44,7 @@ def reproduce(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is loaded
     shared.needs_training_extra()
+    from rheostat.checkpoint import write_whole
     from rheostat.console import stdout
     from rheostat.reproduce import find_experiments, read_experiment
     from rheostat.reproduce import reproduce as run
@@ -74,9 +75,7 @@ def reproduce(
     results = folder / "results"
     results.mkdir(exist_ok=True)
     for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", to_page(record))):
-        new = results / f"{name}-{scale}{suffix}.new"
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, results / f"{name}-{scale}{suffix}")
+        write_whole(results / f"{name}-{scale}{suffix}", text)
     plot(record, results / f"{name}-{scale}.png")
     if as_json:
         shared.print_json(record)

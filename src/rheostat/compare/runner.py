@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rheostat.architectures import find_spec as architecture_of
 from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending
-from rheostat.checkpoint import is_checkpoint
+from rheostat.checkpoint import is_checkpoint, write_whole
 from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
 from rheostat.compare.table import Answers, Line, Outcome, lines_of
@@ -180,7 +180,7 @@ class Comparison:
         if self.out.exists() and any(self.out.iterdir()):
             raise CheckpointError(f"{str(self.out)!r} must be new or a comparison; it holds something else")
         self.out.mkdir(parents=True, exist_ok=True)
-        _write(path, json.dumps(self._key, indent=1))
+        write_whole(path, json.dumps(self._key, indent=1))
 
 
 class _SeedRun:
@@ -372,9 +372,3 @@ def _save(path: Path, outcome: Outcome) -> None:
 def _read(path: Path) -> Outcome:
     with np.load(path, allow_pickle=False) as found:
         return Outcome(**json.loads(str(found["record"])), logits=found["logits"])
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rheostat.checkpoint import write_whole
 from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
 from rheostat.compare.methods import dense_key
 from rheostat.console import stderr
@@ -139,9 +139,7 @@ def speed_of(item: Speed, folder: Path) -> dict[str, Any]:
         }
     noise = [table.noise_low, table.noise_high]
     record = {"asked": asked, "environment": environment(), "rounds": ROUNDS, "noise": noise, "points": points}
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(record), encoding="utf-8")
-    os.replace(new, path)
+    write_whole(path, json.dumps(record))
     return record
 
 
