@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from random_models import make_model
@@ -395,6 +396,23 @@ def test_a_bundle_of_a_newer_version_or_without_its_manifest_is_refused(copy: Pa
 def test_wrong_options_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         open_bundle(folder, **options)
+
+
+def test_threads_and_memory_reach_the_runtime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = onnxruntime.InferenceSession, []
+
+    def watched(path: str, options: Any, **kwargs: Any) -> Any:
+        try:
+            packed = options.get_session_config_entry("session.disable_prepacking") != "1"
+        except RuntimeError:  # never set
+            packed = True
+        seen.append((options.intra_op_num_threads, packed))
+        return real(path, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    open_bundle(folder, budgets=(0.5,))
+    open_bundle(folder, budgets=(0.5,), threads=2, memory="shared")
+    assert seen == [(1, True), (2, False)]
 
 
 def test_a_bundle_opens_and_answers_without_torch(folder: Path, bundle: Bundle) -> None:
