@@ -52,9 +52,11 @@ RESULTS = results.RESULTS / "curve.json"
 class Bench:
     """One data set and seed: rows, and the dense model that all variants start from."""
 
-    def __init__(self, name: str, folder: str, seed: int, rows: int, held_out: int, work: Path) -> None:
+    def __init__(self, name: str, folder: str, seed: int, arguments: Any) -> None:
         """Read and tokenize; train the dense model unless it is there."""
-        self.name, self.seed, self.work = name, seed, work / f"{name}-{seed}-{rows}-{held_out}"
+        rows, held_out = arguments.rows, arguments.held_out
+        self.name, self.seed, self.precision = name, seed, arguments.precision
+        self.work = arguments.work / f"{name}-{seed}-{rows}-{held_out}-{self.precision}"
         model_name = str(fetch_minilm())
         corpus = read_corpus(folder, ReadOptions(seed=seed))
         options = TrainOptions(max_length=LENGTH, seed=seed)
@@ -76,7 +78,13 @@ class Bench:
                 info=self.rows.info,
                 tokenizer=self.rows.tokenizer,
             )
-            stage = StageOptions(epochs=WARM_EPOCHS, learning_rate=WARM_RATE, batch_size=BATCH, seed=self.seed)
+            stage = StageOptions(
+                epochs=WARM_EPOCHS,
+                learning_rate=WARM_RATE,
+                batch_size=BATCH,
+                seed=self.seed,
+                precision=self.precision,
+            )
             objective = Objective(model, "dense", LossOptions(distill_weight=0.0))
             sampler = BudgetSampler("dense", 1.0)
             train_stage(
@@ -85,16 +93,21 @@ class Bench:
             model.save_pretrained(folder)
             shutil.rmtree(self.work / "dense-steps", ignore_errors=True)
         self.dense: BudgetedModel = load(folder)
-        self.train = self.train.add_column("teacher_logits", list(self._logits("train", self.train)))
-        self.dense_logits = self._logits("validation", self.validation)
+        self.train = self.train.add_column("teacher_logits", list(self._dense_logits("train", self.train)))
+        self.dense_logits = self._dense_logits("validation", self.validation)
         self._importance: dict[str, Importance] = {}
 
-    def _logits(self, part: str, rows: Any) -> np.ndarray:
+    def logits(self, model: BudgetedModel, rows: Any, budget: float) -> np.ndarray:
+        """Return logits (N, C), computed in the precision of the run."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
+            return budget_logits(model, rows, self.rows.collator, budget)
+
+    def _dense_logits(self, part: str, rows: Any) -> np.ndarray:
         """Return the dense model's logits (N, C), computed once."""
         path = self.work / f"{part}.npy"
         if not path.is_file():
             new = path.with_suffix(f".{os.getpid()}.npy")
-            np.save(new, budget_logits(self.dense, rows, self.rows.collator, 1.0))
+            np.save(new, self.logits(self.dense, rows, 1.0))
             os.replace(new, path)
         return np.asarray(np.load(path, allow_pickle=False))
 
@@ -160,6 +173,7 @@ class Bench:
             freeze_embeddings=True,
             dropout=variant.dropout,
             seed=self.seed,
+            precision=variant.precision or self.precision,
         )
         facts["adapt"] = train_stage(
             objective, self.train, self.rows.collator, sampler, stage, steps / "adapt", "Adapt"
@@ -183,6 +197,7 @@ class Bench:
             freeze_embeddings=True,
             dropout=variant.dropout,
             seed=self.seed,
+            precision=variant.precision or self.precision,
         )
         return train_stage(objective, self.train, self.rows.collator, sampler, stage, steps, "Gates")
 
@@ -204,7 +219,7 @@ class Bench:
         points, right = {}, []
         teacher = _log_softmax(self.dense_logits)
         for budget in GRID:
-            logits = _log_softmax(budget_logits(model, self.validation, self.rows.collator, budget))
+            logits = _log_softmax(self.logits(model, self.validation, budget))
             correct = logits.argmax(1) == self.labels
             points[f"{budget:g}"] = {
                 "accuracy": float(correct.mean() * 100),
@@ -271,7 +286,7 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
     for key in runs:
         data, seed, name = key.split(" | ")
         base = runs.get(f"{data} | {seed} | reference", {})
-        if all(base.get(field) == runs[key][field] for field in ("rows", "read_on")):
+        if all(base.get(field) == runs[key][field] for field in ("rows", "read_on", "precision")):
             groups.setdefault((data, name), []).append(seed)
     table: dict[str, Any] = {}
     for (data, name), seeds in groups.items():
@@ -308,6 +323,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--held-out", type=int, default=1000, help="training rows beyond --rows to read on as well")
     parser.add_argument("--only", nargs="+", help="beginnings of the names of the variants to run")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training and reading")
     parser.add_argument("--work", type=Path, default=Path("runs/curve"))
     parser.add_argument("--table", action="store_true", help="print what was measured so far as Markdown")
     arguments = parser.parse_args()
@@ -324,7 +340,7 @@ def main() -> None:
             missing = [v for v in chosen if f"{name} | {seed} | {v}" not in record_of()["runs"]]
             if not missing:
                 continue
-            bench = Bench(name, folder, seed, arguments.rows, arguments.held_out, arguments.work)
+            bench = Bench(name, folder, seed, arguments)
             for variant in missing:
                 one(bench, variant, chosen[variant], arguments)
 
@@ -340,6 +356,7 @@ def one(bench: Bench, name: str, variant: Variant, arguments: Any) -> None:
         "variant": asdict(variant),
         "rows": arguments.rows,
         "read_on": len(bench.labels),
+        "precision": bench.precision,
         "points": points,
         "right": packed(right),
         "mean_accuracy": float(np.mean([p["accuracy"] for p in points.values()])),

@@ -42,6 +42,7 @@ class Variant:
         dropout: Whether dropout is active while subnets are trained.
         learning_rate: Of the subnets' training.
         epochs: Of the subnets' training.
+        precision: Of the subnets' training; None for that of the run.
     """
 
     order: str = "gradient"
@@ -55,6 +56,7 @@ class Variant:
     dropout: bool = False
     learning_rate: float = 1e-4
     epochs: float = 1.0
+    precision: str | None = None
 
 
 REFERENCE = Variant()
@@ -70,7 +72,10 @@ def variants() -> dict[str, Variant]:
     return {
         "reference": REFERENCE,
         "epochs: two": change(epochs=2.0),
+        "epochs: four": change(epochs=4.0),
+        "rate: 5e-5": change(learning_rate=5e-5),
         "rate: 2e-4": change(learning_rate=2e-4),
+        "precision: fp32": change(precision="fp32"),
         "dropout: on": change(dropout=True),
         "sampling: sandwich": sandwich,
         "sampling: sandwich, rate 2e-4": replace(sandwich, learning_rate=2e-4),

@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--specialists", nargs="*", type=float, default=[])
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--max-train-rows", type=int)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training; read in float32")
     parser.add_argument("--work", type=Path, default=Path("runs/figures"))
     arguments = parser.parse_args()
     name, folder = arguments.data.split("=", 1)
@@ -72,6 +73,7 @@ def main() -> None:
         max_length=arguments.max_length,
         sequence_length=arguments.max_length,
         max_train_rows=arguments.max_train_rows,
+        precision=arguments.precision,
     )
     out = arguments.work / name
     comparison = Comparison(str(fetch_minilm()), folder, out, options, ReadOptions())

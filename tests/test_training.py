@@ -238,6 +238,17 @@ def test_bf16_keeps_gates_in_float32_and_finite(tmp_path: Path) -> None:  # C31
     assert all(torch.isfinite(tensor).all() for tensor in weights(model).values())
 
 
+@pytest.mark.parametrize(("precision", "attention"), [("bf16", "eager"), ("fp32", "sdpa")])
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the fused backward pass is slow in bfloat16 on CPUs only")
+def test_bf16_computes_attention_as_plain_products(tmp_path: Path, precision: str, attention: str) -> None:
+    model = model_of(attn_implementation="sdpa")
+    seen: list[str] = []
+    model.base.classifier.register_forward_hook(lambda *_: seen.append(model.base.config._attn_implementation))
+    run(tmp_path, replace(SHORT, precision=precision), "sandwich", model)
+    assert set(seen) == {attention}
+    assert model.base.config._attn_implementation == "sdpa"
+
+
 # --- what a stage returns and leaves -----------------------------------------------------------------------
 
 
