@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -446,6 +447,40 @@ def test_a_stopped_export_leaves_the_old_bundle_or_none(
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def test_a_killed_export_leaves_the_old_bundle_or_none(model: BudgetedModel, copy: Path, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "checkpoint")
+    code = (
+        "import os, signal, sys\n"
+        "from rheostat.export import export, exporting\n"
+        "exporting.write_bundle_info = lambda *args: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export(sys.argv[1], sys.argv[2], budgets=(1.0,))"
+    )
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    for out in (copy, tmp_path / "new"):
+        command = [sys.executable, "-c", code, str(tmp_path / "checkpoint"), str(out)]
+        found = subprocess.run(command, capture_output=True, check=False)
+        assert found.returncode == -signal.SIGKILL, found.stderr
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    assert not (tmp_path / "new").exists()
+    export(model, copy, budgets=(1.0,))  # what the kill left is in nobody's way
+    assert open_bundle(copy).budgets == (1.0,)
+
+
+def test_twenty_budgets_take_hardly_more_disk_than_the_dense_model(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 30_000, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8}
+    large = tiny_budgeted(sizes={**sizes, "intermediate_size": 1024})
+    with torch.no_grad():
+        for parameter in large.base.parameters():
+            parameter.mul_(0.1)  # or a model of this width rounds away what graphs are compared by
+    total = {}
+    for name, budgets in (("dense", (1.0,)), ("twenty", tuple(0.05 * i for i in range(1, 21)))):
+        export(large, tmp_path / name, budgets=budgets)
+        total[name] = sum(path.stat().st_size for path in (tmp_path / name).iterdir())
+    assert len(open_bundle(tmp_path / "twenty").budgets) == 20
+    assert total["twenty"] <= 1.05 * total["dense"]
+
+
 def test_a_graph_that_answers_otherwise_is_not_written(
     model: BudgetedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,9 +604,11 @@ def test_int8_that_ruins_a_model_is_not_written_unless_forced(
     with pytest.raises(OptionError, match=r"int8 must be at most 0\.5 points below float32; it is: dynamic \d+"):
         export(model, tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()
-    export(model, tmp_path / "out", **asked, force=True)
-    graph = open_bundle(tmp_path / "out", precision="int8").info.points[0].graphs["int8"]
-    assert graph.agreement is not None and graph.agreement < 0.9
+    allowances: list[dict[str, Any]] = [{"force": True}, {"max_int8_drop": 100.0}]
+    for allowed in allowances:
+        export(model, tmp_path / "out", **asked, **allowed)
+        graph = open_bundle(tmp_path / "out", precision="int8").info.points[0].graphs["int8"]
+        assert graph.agreement is not None and graph.agreement < 0.9
 
 
 def test_methods_are_ranked_by_what_they_lose_then_by_speed_and_seven_bits_come_first() -> None:
