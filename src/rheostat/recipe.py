@@ -53,8 +53,8 @@ class TrainOptions:
         max_train_rows: Rows to train on at most; None for all.
         budgets: Budgets of the table.
         seed: Of everything random.
-        precision: ``fp32``, ``bf16`` or ``fp16`` of training; the table is read in float32. On CPUs with bfloat16 matrix
-            units a ``bf16`` step takes about a third.
+        precision: ``fp32``, ``bf16`` or ``fp16`` of training; the table is read in float32. On CPUs with bfloat16
+            matrix units a ``bf16`` step takes about a third.
         save_every: Steps between states that a killed run resumes from.
         report_to: Where the Trainer logs: ``none``, ``tensorboard`` (in the run's ``.partial`` folder), ...
     """
