@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--held-out", type=int, default=1000, help="training rows beyond --rows to read on as well")
-    parser.add_argument("--only", nargs="+", help="beginnings of the names of the variants to run")
+    parser.add_argument("--only", nargs="+", help="variants to run: names, or beginnings of names")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training and reading")
     parser.add_argument("--work", type=Path, default=Path("runs/curve"))
     parser.add_argument("--table", action="store_true", help="print what was measured so far as Markdown")
@@ -330,10 +330,11 @@ def main() -> None:
     if arguments.table:
         print("\n".join(table_of(name, found) for name, found in summary(record_of()["runs"]).items()))
         return
+    known = parts.variants()
     chosen = {
         name: variant
-        for name, variant in parts.variants().items()
-        if not arguments.only or any(name.startswith(start) for start in arguments.only)
+        for name, variant in known.items()
+        if not arguments.only or any(name == s or (s not in known and name.startswith(s)) for s in arguments.only)
     }
     for seed in arguments.seeds:
         for name, folder in (word.split("=", 1) for word in arguments.data):

@@ -202,7 +202,7 @@ OPTIONS: dict[str, Any] = {
     "adapt": "straight-through",
     "adapt_epochs": 2,
     "train_budgets": (0.4,),
-    "adapt_dropout": False,
+    "adapt_dropout": True,
     "learning_rate": 3e-3,
     "adapt_learning_rate": 1e-3,
     "gate_learning_rate": 1.0,

@@ -53,7 +53,7 @@ class BudgetSampler:
 
     stage: str
     low: float
-    random_budgets: int = 1
+    random_budgets: int = 0
     full_share: float = 0.1
     only: tuple[float, ...] = ()
     seed: int = 0

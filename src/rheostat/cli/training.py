@@ -40,19 +40,20 @@ def train(
         float, typer.Option(help="Passes of dense fine-tuning; 0 for a model that is fine-tuned already.")
     ] = 3.0,
     soft_epochs: Annotated[
-        float, typer.Option(help="Passes over the rows that learn the gates; 0 keeps the order by importance.")
-    ] = 0.25,
+        float,
+        typer.Option(help="Passes over the rows that learn the gates; 0 keeps the order by importance."),
+    ] = 0.0,
     adapt: Annotated[
         str, typer.Option(help="How hard subnets are trained: sandwich, straight-through or none.")
     ] = "sandwich",
-    adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 2.0,
+    adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 4.0,
     train_budgets: Annotated[
         str | None,
         typer.Option(help="Train these budgets alone, comma separated: a specialist. By default the whole range."),
     ] = None,
     adapt_dropout: Annotated[
         bool, typer.Option(help="Whether dropout is active while hard subnets are trained.")
-    ] = True,
+    ] = False,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the warm start.")] = 5e-5,
     adapt_learning_rate: Annotated[float, typer.Option(help="Learning rate of the weights in the adapt stage.")] = 1e-4,
     gate_learning_rate: Annotated[
@@ -95,7 +96,7 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
     random_budgets: Annotated[
         int, typer.Option(min=0, help="Random budgets a step beside an end; 0 trains one budget a step, in turn.")
-    ] = 1,
+    ] = 0,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states to resume from.")] = 100,
     report_to: Annotated[str, typer.Option(help="Where the Trainer logs: none, tensorboard, wandb, ...")] = "none",
     class_weighting: Annotated[
@@ -201,8 +202,8 @@ def result_json(result: TrainResult) -> dict[str, Any]:
     return {**table, "stages": result.stages, "soft": result.soft}
 
 
-# Half of R8 and short texts: all three stages, the table and the plot within 12 minutes on two cores. So few steps want
-# larger learning rates than the defaults.
+# Half of R8 and short texts: all stages, the table and the plot within 12 minutes on two cores. So few steps want a
+# larger learning rate of the warm start than the default.
 def demo_options(seed: int = 0) -> TrainOptions:
     """Return the options of the demo."""
     from rheostat.recipe import TrainOptions
@@ -210,9 +211,7 @@ def demo_options(seed: int = 0) -> TrainOptions:
     return TrainOptions(
         warm_epochs=2.0,
         learning_rate=1e-4,
-        soft_epochs=0.2,
-        adapt_epochs=1.5,
-        adapt_learning_rate=2e-4,
+        adapt_epochs=3.0,
         max_length=64,
         sequence_length=64,
         max_train_rows=3000,
