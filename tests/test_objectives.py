@@ -82,7 +82,7 @@ def test_the_full_model_is_a_point_of_its_own(stage: str) -> None:
 @pytest.mark.parametrize("stage", ["soft", "straight-through", "sandwich"])
 def test_steps_parts_and_seeds_differ(stage: str) -> None:
     draws = {
-        BudgetSampler(stage, LOW, seed=seed, full_share=0.0)(step, part)[-1]
+        BudgetSampler(stage, LOW, seed=seed, full_share=0.0, random_budgets=1)(step, part)[-1]
         for seed in range(3)
         for step in range(5)
         for part in range(3)
@@ -91,7 +91,7 @@ def test_steps_parts_and_seeds_differ(stage: str) -> None:
 
 
 def test_the_smallest_budget_and_the_number_of_random_ones_are_read() -> None:
-    assert BudgetSampler("sandwich", 0.4)(1)[0] == 0.4
+    assert BudgetSampler("sandwich", 0.4)(2) == (0.4,)
     assert [len(BudgetSampler("sandwich", 0.4, random_budgets=n)(0)) for n in (0, 1, 5)] == [1, 2, 6]
 
 
