@@ -137,6 +137,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
         str(path.parent),
         "--work",
         str(folder / "work"),
+        "--precision",
+        "bf16",
         "--json",
     ]
     found = CliRunner().invoke(app, command)
@@ -145,7 +147,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
         patch.setattr("rheostat.compare.runner.train", None)
         patch.setattr(runner, "time_budgets", None)
         work = folder / "work" / "tiny" / "small"
-        again = reproduce(read_experiment(path), scale="small", seeds=(0, 1), work=work)
+        again = reproduce(read_experiment(path), scale="small", seeds=(0, 1), work=work, precision="bf16")
     return folder, json.loads(found.stdout), again
 
 
@@ -169,6 +171,12 @@ def test_a_second_run_trains_and_times_nothing(ran: tuple[Path, dict[str, Any], 
     _, record, again = ran
     known = ("runs", "speed", "targets", "paper", "options")
     assert json.loads(json.dumps({key: again[key] for key in known})) == {key: record[key] for key in known}
+
+
+def test_the_precision_is_that_of_the_training(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
+    _, record, _ = ran
+    assert {options["precision"] for options in record["options"].values()} == {"bf16"}
+    assert record["command"].endswith("--seeds 2 --precision bf16")
 
 
 def test_runs_with_the_same_dense_model_share_it(

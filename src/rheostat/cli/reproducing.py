@@ -28,6 +28,9 @@ def reproduce(
         typer.Option(min=1, help="How many: seeds 0, 1, ...; by default what the experiment says, mostly 3."),
     ] = None,
     scale: Annotated[str, typer.Option(help="small (hours on two cores) or full.")] = "small",
+    precision: Annotated[
+        str, typer.Option(help="Of training: fp32, or bf16 or fp16 for mixed precision; all is read in float32.")
+    ] = "fp32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments; results go to its results/.")] = Path(
         "reproduce"
@@ -71,7 +74,7 @@ def reproduce(
         if not torch.cuda.is_available():
             raise OptionError("device cuda must be there; torch sees none. Leave --device out")
     chosen = range(found[name].seeds if seeds is None else seeds)
-    record = run(found[name], scale=scale, seeds=chosen, work=work / name / scale)
+    record = run(found[name], scale=scale, seeds=chosen, work=work / name / scale, precision=precision)
     results = folder / "results"
     results.mkdir(exist_ok=True)
     for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", to_page(record))):

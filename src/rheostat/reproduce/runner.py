@@ -15,6 +15,7 @@ from rheostat.compare.methods import dense_key
 from rheostat.console import stderr
 from rheostat.measure import environment
 from rheostat.model import BudgetedModel, load
+from rheostat.recipe import TrainOptions
 from rheostat.reproduce.experiment import Experiment, PaperFigure, Speed, Target
 from rheostat.reproduce.models import make_data, make_model
 from rheostat.timing import time_budgets
@@ -48,7 +49,9 @@ class Answered:
         return sorted(found, key=lambda outcome: outcome.seed)
 
 
-def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work: Path) -> dict[str, Any]:
+def reproduce(
+    experiment: Experiment, *, scale: str, seeds: Sequence[int], work: Path, precision: str = "fp32"
+) -> dict[str, Any]:
     """Run what is missing of an experiment and return its record.
 
     Args:
@@ -56,12 +59,17 @@ def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work:
         scale: ``small`` or ``full``.
         seeds: One run each.
         work: Folder that keeps what is finished; the same call goes on after Ctrl-C.
+        precision: Of training: ``fp32``, ``bf16`` or ``fp16``; everything is read in float32.
 
     Returns:
         JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours.
     """
     work.mkdir(parents=True, exist_ok=True)
-    runs = answered_runs(experiment, scale, seeds, work)
+    options = {
+        name: dataclasses.replace(experiment.train_options(name, scale), precision=precision)
+        for name in experiment.runs
+    }
+    runs = answered_runs(experiment, options, scale, seeds, work)
     speed = {
         item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
     }
@@ -69,9 +77,9 @@ def reproduce(experiment: Experiment, *, scale: str, seeds: Sequence[int], work:
         "title": experiment.title,
         "scale": scale,
         "seeds": list(seeds),
-        "command": f"rheostat reproduce {experiment.name} --scale {scale} --seeds {len(seeds)}",
+        "command": f"rheostat reproduce {experiment.name} --scale {scale} --seeds {len(seeds)} --precision {precision}",
         "environment": environment(),
-        "options": {name: asdict(experiment.train_options(name, scale)) for name in runs},
+        "options": {name: asdict(chosen) for name, chosen in options.items()},
         "rows_read": {name: run.rows_read for name, run in runs.items()},
         "runs": {name: [line.to_json() for line in run.lines] for name, run in runs.items()},
         "speed": speed,
@@ -87,13 +95,15 @@ def folder_of(work: Path, run: str, seed: int) -> Path:
     return work / run / f"model-{seed}"
 
 
-def answered_runs(experiment: Experiment, scale: str, seeds: Sequence[int], work: Path) -> dict[str, Answered]:
+def answered_runs(
+    experiment: Experiment, options_of: Mapping[str, TrainOptions], scale: str, seeds: Sequence[int], work: Path
+) -> dict[str, Answered]:
     """Run every comparison; those with the same dense models share them."""
     data, read = make_data(experiment.data, work)
     found: dict[str, Answered] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, run in experiment.runs.items():
-        options = experiment.train_options(name, scale)
+        options = options_of[name]
         lender = first.setdefault(dense_key(asdict(options)), name)
         outcomes: list[Outcome] = []
         answers: dict[int, Answers] = {}
