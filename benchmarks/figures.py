@@ -94,7 +94,7 @@ def main() -> None:
         "lines": [line.to_json() for line in lines_of(found, answers)],
     }
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"] if RESULTS.is_file() else {}
-    runs[name] = record
+    runs[f"{name}, seeds {', '.join(map(str, arguments.seeds))}"] = record
     headline = {
         key: {budget: entry["dense"]["points"] for budget, entry in run["below"].items()} for key, run in runs.items()
     }
