@@ -58,9 +58,26 @@ def calibration(found: list[Outcome], answers: dict[int, Answers], out: Path) ->
     return table
 
 
+def table_of(name: str, run: dict[str, Any]) -> str:
+    """Return one data set as Markdown: points below each other model, and calibration errors, on test rows."""
+    head = ["budget", *(f"below {other}" for other in OTHERS), "temperature", "ECE without", "ECE with"]
+    lines = [f"### {name}, {run['rows_read']:,} test rows", "", " | ".join(["", *head, ""]).strip()]
+    lines.append("| " + " | ".join(["---:"] * len(head)) + " |")
+    for budget, entry in run["below"].items():
+        cells = [budget]
+        for other in OTHERS:
+            found = entry[other]
+            cells.append("" if found is None else f"{found['points']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]")
+        fit = run["calibration"][budget]
+        cells += [f"{sum(fit[key]) / len(fit[key]):.3f}" for key in ("temperature", "before", "after")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", metavar="NAME=FOLDER")
+    parser.add_argument("data", metavar="NAME=FOLDER", nargs="?")
+    parser.add_argument("--table", action="store_true", help="print what was measured so far as Markdown")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--specialists", nargs="*", type=float, default=[])
     parser.add_argument("--max-length", type=int, default=64)
@@ -68,6 +85,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training; read in float32")
     parser.add_argument("--work", type=Path, default=Path("runs/figures"))
     arguments = parser.parse_args()
+    if arguments.table or not arguments.data:
+        print("\n".join(table_of(name, run) for name, run in json.loads(RESULTS.read_text("utf-8"))["runs"].items()))
+        return
     name, folder = arguments.data.split("=", 1)
     options = TrainOptions(
         max_length=arguments.max_length,
