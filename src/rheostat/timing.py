@@ -77,12 +77,13 @@ def time_budgets(
 
 def _variant(model: BudgetedModel, budget: float, form: str, inputs: Mapping[str, Tensor]) -> Callable[[], object]:
     if form == "sliced":
-        return lambda: _run(model, {**inputs, "budget": budget})
+        return lambda: run_once(model, {**inputs, "budget": budget})
     small: nn.Module = model.base if budget == 1.0 else model.materialize(budget).eval()
-    return lambda: _run(small, inputs)
+    return lambda: run_once(small, inputs)
 
 
-def _run(module: nn.Module, inputs: Mapping[str, Any]) -> None:
+def run_once(module: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Run a module and wait for its result."""
     with torch.inference_mode():
         module(**inputs)
     if torch.cuda.is_available():

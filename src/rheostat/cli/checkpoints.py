@@ -78,12 +78,21 @@ def materialize(
     out: Annotated[Path, typer.Argument(help="Folder of the smaller model.")],
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
+    target: shared.Target = None,
+    batch: shared.TimedBatch = 1,
+    length: shared.TimedLength = 128,
+    threads: shared.TimedThreads = 1,
+    percentile: shared.Percentile = 50,
     as_json: shared.AsJson = False,
 ) -> None:
     """Write a physically smaller model for one budget; load it with rheostat.load."""
     asked = shared.parsed(budget)
-    shared.check_one_given(asked, max_drop)
+    shared.check_one_given(asked, max_drop, target)
     check_replaceable(out)
+    if target is not None:
+        asked = shared.targeted_budget(
+            folder, target, batch=batch, length=length, threads=threads, percentile=percentile
+        )
     model = shared.load_budgeted(folder)
     from rheostat.console import stdout
     from rheostat.timing import operating_points
@@ -108,13 +117,23 @@ def predict(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, one a line from stdin.")] = None,
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
+    target: shared.Target = None,
+    batch: shared.TimedBatch = 1,
+    length: shared.TimedLength = 128,
+    threads: shared.TimedThreads = 1,
+    percentile: shared.Percentile = 50,
     as_json: shared.AsJson = False,
 ) -> None:
     """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
     shared.needs_training_extra()
     from rheostat.model import BudgetedModel, load
 
-    asked = 1.0 if budget is None and max_drop is None else shared.parsed(budget)
+    asked = 1.0 if budget is None and max_drop is None and target is None else shared.parsed(budget)
+    if target is not None:
+        shared.check_one_given(asked, max_drop, target)
+        asked = shared.targeted_budget(
+            folder, target, batch=batch, length=length, threads=threads, percentile=percentile
+        )
     model = load(folder)
     at: dict[str, float] = {}
     if isinstance(model, BudgetedModel):

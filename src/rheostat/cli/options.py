@@ -22,6 +22,18 @@ MaxDrop = Annotated[
         help="Instead of a budget: the cheapest whose validation accuracy is within this many points of full."
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="<speed>",
+        help="Instead of a budget: the largest that is this fast on this machine, for example 2x or 8ms. Verified by "
+        "measuring.",
+    ),
+]
+TimedBatch = Annotated[int, typer.Option("--batch", min=1, help="Rows of a call that --target speaks of.")]
+TimedLength = Annotated[int, typer.Option("--length", min=1, help="Tokens of a row that --target speaks of.")]
+TimedThreads = Annotated[int, typer.Option("--threads", min=1, help="Threads that --target speaks of.")]
+Percentile = Annotated[int, typer.Option(help="Share of calls that --target must hold for: 50, 90 or 95.")]
 Batch = Annotated[int, typer.Option(min=1, help="Rows in each timed call.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.")]
 DataSource = Annotated[
@@ -74,15 +86,39 @@ def in_reach(model: BudgetedModel, asked: tuple[float, ...]) -> tuple[float, ...
     return reachable(asked, model.floor) if asked == DEFAULT_BUDGETS else asked
 
 
-def check_one_given(budget: float | None, max_drop: float | None) -> None:
-    """Refuse both or neither, before a checkpoint is loaded.
+def check_one_given(budget: float | None, max_drop: float | None, target: str | None = None) -> None:
+    """Refuse several or none, before a checkpoint is loaded.
 
     Raises:
-        OptionError: both or neither were given.
+        OptionError: more or fewer than one was given.
     """
-    if (budget is None) == (max_drop is None):
-        given = "both" if budget is not None else "neither"
-        raise OptionError(f"exactly one of --budget and --max-drop must be given; got {given}. Try --budget 0.5")
+    named = (("--budget", budget), ("--max-drop", max_drop), ("--target", target))
+    given = [name for name, value in named if value is not None]
+    if len(given) != 1:
+        told = " and ".join(given) or "neither"
+        raise OptionError(
+            f"exactly one of --budget, --max-drop and --target must be given; got {told}. Try --budget 0.5"
+        )
+
+
+def targeted_budget(
+    folder: str, target: str, *, batch: int, length: int, threads: int, percentile: int, runtime: str = "torch"
+) -> float:
+    """Return the largest budget that holds a target, and tell on stderr what was measured."""
+    from rheostat.certify import Conditions, budget_for, parse_target
+    from rheostat.console import stderr
+
+    wanted = parse_target(target)
+    conditions = Conditions(batch=batch, length=length, threads=threads, runtime=runtime)
+    found = budget_for(folder, wanted, conditions=conditions, percentile=percentile)
+    low, high = (found.speedup or (0.0, 0.0, 0.0))[1:]
+    stderr.print(
+        f"Budget {found.budget:.4f} holds {wanted}: {found.measured_ms:.2f} ms at the {percentile}th percentile, "
+        f"{(found.speedup or (0.0,))[0]:.2f}x [{low:.2f}, {high:.2f}] ({found.conditions}).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return found.budget
 
 
 def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | None) -> float:

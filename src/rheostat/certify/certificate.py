@@ -1,0 +1,196 @@
+"""A certificate: what was measured on which machine, and how well the latency model predicts what it did not see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rheostat.certify.latency import LatencyModel, Sample
+from rheostat.checkpoint import write_whole
+from rheostat.errors import CheckpointError
+
+CERTIFICATE_VERSION = 1
+FOLDER = "certificates"
+ERROR_LIMIT = 0.05  # median error on held-out subnets, or
+NOISE_FACTOR = 1.5  # this many times the A/A noise, whichever is larger
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a latency is worth nothing without.
+
+    Attributes:
+        batch: Rows a call.
+        length: Tokens a row.
+        threads: Threads of a call.
+        runtime: ``torch``, ``onnx``, ``openvino``, ``onnx-int8`` or ``openvino-int8``.
+    """
+
+    batch: int = 1
+    length: int = 128
+    threads: int = 1
+    runtime: str = "torch"
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, {self.length} tokens, {self.threads} thread(s), {self.runtime}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One set of conditions.
+
+    Attributes:
+        conditions: What was run.
+        samples: The measured subnets, the full model first.
+        model: What was fitted to half of them; None for a bundle, whose points are all that there is.
+        noise: How much the full model differs from itself in the run, as a fraction.
+        median_error: Of the model on the other half, as a fraction; None without a model.
+        tail: Latency of the slow calls over the median call, by percentile (``"95"``), the median over subnets.
+        widths: Kept neurons of a layer that pay: no larger measured width is as fast.
+        head_counts: The same for heads.
+    """
+
+    conditions: Conditions
+    samples: tuple[Sample, ...]
+    model: LatencyModel | None
+    noise: float
+    median_error: float | None
+    tail: Mapping[str, float] = field(default_factory=dict, hash=False)
+    widths: tuple[int, ...] = ()
+    head_counts: tuple[int, ...] = ()
+
+    @property
+    def full_ms(self) -> float:
+        """Return the median latency of the full model."""
+        return self.samples[0].ms
+
+    @property
+    def limit(self) -> float:
+        """Return the largest median error that a certificate may have."""
+        return max(ERROR_LIMIT, NOISE_FACTOR * self.noise)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the model predicts what it did not see."""
+        return self.median_error is None or self.median_error <= self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return {**asdict(self), "limit": self.limit, "holds": self.holds}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Fit:
+        """Return what ``to_json`` wrote."""
+        samples = tuple(
+            Sample(tuple(s["heads"]), tuple(s["neurons"]), float(s["ms"]), bool(s["held_out"]))
+            for s in record["samples"]
+        )
+        return cls(
+            conditions=Conditions(**record["conditions"]),
+            samples=samples,
+            model=None if record["model"] is None else LatencyModel(**record["model"]),
+            noise=float(record["noise"]),
+            median_error=record["median_error"],
+            tail=dict(record["tail"]),
+            widths=tuple(record["widths"]),
+            head_counts=tuple(record["head_counts"]),
+        )
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All fits of one run of ``rheostat certify``.
+
+    Attributes:
+        name: Of its file.
+        subject: What was measured: kind, model type, sizes.
+        environment: As :func:`rheostat.measure.environment` tells it.
+        fits: By conditions.
+    """
+
+    name: str
+    subject: Mapping[str, Any] = field(hash=False)
+    environment: Mapping[str, Any] = field(hash=False)
+    fits: tuple[Fit, ...]
+
+    def fit(self, conditions: Conditions) -> Fit | None:
+        """Return the fit of these conditions, if they were measured."""
+        return next((fit for fit in self.fits if fit.conditions == conditions), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {
+            "certificate_version": CERTIFICATE_VERSION,
+            "name": self.name,
+            "subject": dict(self.subject),
+            "environment": dict(self.environment),
+            "fits": [fit.to_json() for fit in self.fits],
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Write ``certificates/NAME.json`` whole or not at all."""
+        path = folder / FOLDER / f"{self.name}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
+        return path
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Return a certificate.
+
+    Raises:
+        CheckpointError: missing, damaged, or of a newer version.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version = record["certificate_version"]
+        if type(version) is not int or not 1 <= version <= CERTIFICATE_VERSION:
+            raise CheckpointError(
+                f"certificate_version of {path.name} must be 1 to {CERTIFICATE_VERSION}; got {version!r}. "
+                "Install a newer rheostat, or certify again"
+            )
+        fits = tuple(Fit.from_json(fit) for fit in record["fits"])
+        return Certificate(record["name"], record["subject"], record["environment"], fits)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{path.name} must be a certificate; {type(error).__name__}: {error}. Run rheostat certify again"
+        ) from None
+
+
+def read_certificates(folder: Path) -> list[Certificate]:
+    """Return the certificates of a checkpoint or bundle, the newest first."""
+    found = [read_certificate(path) for path in sorted((folder / FOLDER).glob("*.json"))]
+    return sorted(found, key=lambda c: str(c.environment.get("date_utc", "")), reverse=True)
+
+
+# What a latency depends on, and how a difference is told.
+_COMPARED = ("processor", "available_threads", "platform")
+
+
+def differences(certificate: Certificate, now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between the machine of a certificate and this one, in words; empty for the same."""
+    then = certificate.environment
+    found = [
+        f"{name.replace('_', ' ')} {then.get(name)!r}, now {now.get(name)!r}"
+        for name in _COMPARED
+        if then.get(name) != now.get(name)
+    ]
+    before, after = then.get("versions", {}), now.get("versions", {})
+    found += [
+        f"{package} {before.get(package)}, now {after.get(package)}"
+        for package in _packages(certificate.fits)
+        if before.get(package) != after.get(package)
+    ]
+    if then.get("variables", {}) != now.get("variables", {}):
+        found.append(f"variables {then.get('variables', {})!r}, now {now.get('variables', {})!r}")
+    return found
+
+
+def _packages(fits: Sequence[Fit]) -> list[str]:
+    runtimes = {fit.conditions.runtime.removesuffix("-int8") for fit in fits}
+    return sorted({"torch": "torch", "onnx": "onnxruntime", "openvino": "openvino"}[name] for name in runtimes)

@@ -1,0 +1,344 @@
+"""Certificates and targets: the fit, the promise, and what is said where there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_budgeted
+from typer.testing import CliRunner
+
+from rheostat import measure
+from rheostat.certify import (
+    Certificate,
+    Conditions,
+    LatencyModel,
+    Sample,
+    Target,
+    budget_for,
+    certify,
+    fit_latency,
+    parse_target,
+    read_certificates,
+    targets,
+)
+from rheostat.certify.certificate import differences, read_certificate
+from rheostat.certify.certifying import _that_pay
+from rheostat.certify.latency import relative_errors
+from rheostat.certify.runtimes import RUNTIMES, subnet_call
+from rheostat.cli.app import app
+from rheostat.cost import CostTable
+from rheostat.errors import BudgetError, CheckpointError, OptionError
+from rheostat.measure import LatencyTable, Measurement, environment
+from rheostat.model import BudgetedModel
+from rheostat.order import UnitOrder, arrange
+from rheostat.subnet import ModelShape, Subnet, cut_units
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+SMALL = Conditions(batch=1, length=8)
+
+# --- the latency model -------------------------------------------------------------------------------------
+
+
+def samples_of(model: LatencyModel, count: int, seed: int = 0, error: float = 0.0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in range(count):
+        heads, neurons = tuple(rng.integers(0, 5, 3).tolist()), tuple((rng.integers(0, 17, 3) * 8).tolist())
+        ms = model.predict(heads, neurons) * (1 + error * rng.standard_normal())
+        found.append(Sample(heads, neurons, ms, held_out=i % 2 == 1))
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 16, 32])
+def test_the_fit_finds_what_the_times_were_made_of(step: int) -> None:
+    truth = LatencyModel(0.8, 0.1, 0.05, 0.07, 0.002, step)
+    found = fit_latency(samples_of(truth, 40))
+    assert found.neuron_step == step
+    assert np.allclose(list(vars(found).values()), list(vars(truth).values()), rtol=1e-6)
+
+
+def test_held_out_samples_are_not_fitted() -> None:
+    truth = LatencyModel(0.8, 0.1, 0.05, 0.07, 0.002)
+    spoilt = [replace(s, ms=100.0) if s.held_out else s for s in samples_of(truth, 40)]
+    assert fit_latency(spoilt) == fit_latency(samples_of(truth, 40))
+    with pytest.raises(OptionError, match="samples to fit must be at least 5"):
+        fit_latency([replace(s, held_out=True) for s in spoilt])
+
+
+def test_errors_are_those_of_the_samples() -> None:
+    truth = LatencyModel(1.0, 0.1, 0.05, 0.07, 0.002)
+    noisy = samples_of(truth, 60, error=0.02)
+    found = fit_latency(noisy)
+    assert 0.005 < np.median(relative_errors(found, noisy)) < 0.04
+    assert min(list(vars(found).values())[:5]) >= 0
+
+
+# --- the cost model `latency` ------------------------------------------------------------------------------
+
+coefficients = st.floats(0.0, 5.0)
+
+
+@given(st.tuples(coefficients, coefficients, coefficients, coefficients), st.sampled_from([1, 16, 48]), st.randoms())
+def test_budgets_in_time_are_exact_nested_and_what_the_model_predicts(
+    chosen: tuple[float, float, float, float], step: int, random: object
+) -> None:
+    shape = ModelShape.uniform(3, 4, 8, 100, 32)
+    model = LatencyModel(0.5, chosen[0], chosen[1], chosen[2], chosen[3] / 100, step)
+    costs = model.costs(shape, 64, {"batch": 1})
+    units = cut_units(shape, neuron_block=16)
+    onset = [random.random() for _ in units]  # type: ignore[attr-defined]
+    order = arrange(shape, costs, units, onset).order
+    budgets = np.linspace(max(order.floor, 1e-9), 1.0, 23)
+    subnets = [order.subnet(b) for b in budgets]
+    full = costs.total(Subnet.full(shape))
+    for budget, subnet in zip(budgets, subnets, strict=True):
+        assert costs.total(subnet) / full <= budget
+        assert costs.total(subnet) == pytest.approx(
+            1e6 * model.predict(subnet.head_counts, subnet.neuron_counts), abs=900
+        )
+        length = order.length(budget)
+        if length < len(order.units):  # the next unit would be too much, or it costs nothing and is there
+            assert costs.total(order.subnet_of_length(length + 1)) / full > budget
+    assert all(large.contains(small) for small, large in pairwise(subnets))
+    assert UnitOrder.from_json(json.loads(json.dumps(order.to_json()))) == order
+
+
+def test_a_first_head_and_a_started_step_cost_more_than_the_next() -> None:
+    costs = CostTable("latency", 8, (10, 10), (2, 2), 5, (7, 7), (3, 3), 16)
+    shape = ModelShape.uniform(2, 2, 4, 32, 8)
+    assert costs.total(Subnet.prefix(shape, [1, 0], [0, 0])) == 5 + 7 + 10
+    assert costs.total(Subnet.prefix(shape, [2, 0], [1, 0])) == 5 + 7 + 20 + 3 + 32
+    assert costs.total(Subnet.prefix(shape, [2, 0], [16, 0])) == costs.total(Subnet.prefix(shape, [2, 0], [1, 0]))
+    assert CostTable.from_json(costs.to_json()) == costs
+
+
+# --- certificates ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_rounds() -> Iterator[None]:
+    """What is timed does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "ROUND_MS", 3.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("certified") / "checkpoint"
+    tiny_budgeted(sizes=SIZES).save_pretrained(out)
+    certify(out, conditions=(SMALL,), points=12, rounds=5, name="here")
+    return out
+
+
+def test_a_certificate_says_what_was_measured_and_reads_back(folder: Path) -> None:
+    (found,) = read_certificates(folder)
+    assert found.name == "here" and found.subject["kind"] == "checkpoint"
+    assert differences(found, environment()) == []
+    (fit,) = found.fits
+    assert fit.conditions == SMALL and len(fit.samples) == 12
+    assert sum(sample.held_out for sample in fit.samples) == 6
+    assert fit.samples[0].heads == (4, 4, 4) and fit.samples[0].neurons == (128,) * 3 and not fit.samples[0].held_out
+    assert fit.full_ms > 0 and fit.model is not None and fit.median_error is not None
+    assert fit.tail["95"] >= fit.tail["90"] >= 1.0
+    assert set(fit.widths) and fit.head_counts[-1] == 4
+    assert Certificate(**{**vars(found)}) == found
+    assert "machine" not in found.to_json()
+
+
+def test_a_damaged_or_newer_certificate_is_named(folder: Path, tmp_path: Path) -> None:
+    record = json.loads((folder / "certificates" / "here.json").read_text("utf-8"))
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**record, "certificate_version": 2}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"certificate_version of x\.json must be 1 to 1; got 2"):
+        read_certificate(path)
+    for content in ("{", "[]", json.dumps({**record, "fits": [{}]})):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"x\.json must be a certificate"):
+            read_certificate(path)
+
+
+def test_wrong_requests_are_refused_before_anything_runs(folder: Path) -> None:
+    wrong = (
+        (Conditions(runtime="tflite"), {}, "runtime must be one of torch, onnx"),
+        (Conditions(length=1000), {}, "length must be at most"),
+        (SMALL, {"points": 4}, "points must be at least 12"),
+        (SMALL, {"name": "../x"}, "name must be that of a file"),
+    )
+    for conditions, options, message in wrong:
+        with pytest.raises(OptionError, match=message):
+            certify(folder, conditions=(conditions,), save=False, **options)  # type: ignore[arg-type]
+
+
+def test_a_width_pays_if_no_larger_one_is_as_fast() -> None:
+    assert _that_pay({8: 1.0, 16: 1.0, 24: 1.4, 32: 1.41, 40: 2.0}, noise=0.04) == (16, 32, 40)
+    assert _that_pay({}, noise=0.1) == ()
+
+
+# --- targets -----------------------------------------------------------------------------------------------
+
+
+def test_targets_are_read() -> None:
+    assert parse_target("2x") == Target(speedup=2.0) and parse_target(" 1.5 X ") == Target(speedup=1.5)
+    assert parse_target("8ms") == Target(ms=8.0) and parse_target("0.5s") == Target(ms=500.0)
+    assert parse_target("250us") == Target(ms=0.25)
+
+
+@pytest.mark.parametrize("text", ["2", "0x", "-3ms", "nanx", "infms", "8 minutes", "", "x", "2x3", "0.5x", "1e400ms"])
+def test_targets_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=r"target must be .*; got "):
+        parse_target(text)
+
+
+def table_of(full_ms: float, asked_ms: float, tail: float = 1.2) -> LatencyTable:
+    def row(name: str, ms: float) -> Measurement:
+        speedup = full_ms / ms
+        return Measurement(name, 9, (ms,) * 9, ms, ms, ms, ms, ms * tail, speedup, speedup, speedup, "")
+
+    return LatencyTable("full", 9, 0, 1, 0.99, 1.01, (row("full", full_ms), row("asked", asked_ms)), {}, {})
+
+
+KNOWN = LatencyModel(0.3, 0.05, 0.25, 0.05, 0.008)
+
+
+@pytest.fixture
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Certificate]:
+    """A certificate, and a machine that is slower than it says, by a share that grows as models shrink."""
+
+    def install(wrong: float) -> Certificate:
+        order = rheostat_order(folder)
+
+        def predict(subnet: Subnet) -> float:
+            return KNOWN.predict(subnet.head_counts, subnet.neuron_counts)
+
+        full_ms = predict(Subnet.full(order.shape))
+
+        def afresh(path: Path, budget: float, conditions: Conditions) -> LatencyTable:
+            ms = predict(order.subnet(budget))
+            return table_of(full_ms, ms * (1 + wrong * (1 - ms / full_ms)))
+
+        monkeypatch.setattr(targets, "_measured_afresh", afresh)
+        own = read_certificates(folder)[0]
+        full = Sample((4, 4, 4), (128,) * 3, full_ms)
+        fit = replace(own.fits[0], samples=(full,), model=KNOWN, noise=0.01, median_error=0.02, tail={"95": 1.2})
+        return replace(own, fits=(fit,))
+
+    return install
+
+
+def rheostat_order(folder: Path) -> UnitOrder:
+    return UnitOrder.from_json(json.loads((folder / "rheostat.json").read_text("utf-8"))["order"])
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, -0.2])
+@pytest.mark.parametrize("speedup", [1.1, 2.0, 3.5])
+def test_a_promise_holds_and_is_nearly_the_largest(
+    folder: Path, fake: Callable[[float], Certificate], wrong: float, speedup: float
+) -> None:
+    found = budget_for(folder, f"{speedup}x", conditions=SMALL, certificate=fake(wrong))
+    order = rheostat_order(folder)
+    held = [
+        b
+        for b in [order.floor, *order.cumulative_shares]
+        if b >= order.floor and targets._measured_afresh(folder, b, SMALL)["asked"].speedup >= speedup
+    ]
+    assert found.speedup is not None and found.speedup[0] >= speedup
+    assert found.budget >= 0.9 * max(held)
+
+
+def test_a_latency_holds_for_the_percentile_that_was_asked_for(
+    folder: Path, fake: Callable[[float], Certificate]
+) -> None:
+    known = fake(0.0)
+    full_ms = known.fits[0].full_ms
+    found = {
+        p: budget_for(folder, f"{1.05 * full_ms}ms", conditions=SMALL, percentile=p, certificate=known)
+        for p in (50, 95)
+    }
+    assert found[95].measured_ms is not None and found[95].measured_ms <= 1.05 * full_ms
+    assert found[95].budget < found[50].budget == 1.0
+
+
+def test_a_target_out_of_reach_is_refused_with_the_fastest(folder: Path, fake: Callable[[float], Certificate]) -> None:
+    known = fake(0.0)
+    with pytest.raises(
+        BudgetError, match=r"target must be within reach; got 1000x, and the fastest is .* ms at budget"
+    ):
+        budget_for(folder, "1000x", conditions=SMALL, certificate=known)
+    with pytest.raises(BudgetError, match="within reach"):
+        budget_for(folder, "1us", conditions=SMALL, verify=False, certificate=known)
+
+
+def test_a_certificate_of_another_machine_is_used_with_a_warning(
+    folder: Path, fake: Callable[[float], Certificate]
+) -> None:
+    own = fake(0.0)
+    versions = {**own.environment["versions"], "torch": "1.0"}
+    other = replace(own, environment={**own.environment, "processor": "abacus", "versions": versions})
+    with pytest.warns(UserWarning, match=r"measured elsewhere: processor 'abacus', now .*torch 1\.0, now"):
+        budget_for(folder, "1.1x", conditions=SMALL, certificate=other)
+
+
+def test_a_certificate_that_predicts_badly_is_used_with_a_warning(
+    folder: Path, fake: Callable[[float], Certificate]
+) -> None:
+    own = fake(0.0)
+    bad = replace(own, fits=tuple(replace(fit, median_error=0.6, noise=0.01) for fit in own.fits))
+    assert not bad.fits[0].holds and bad.fits[0].limit == 0.05
+    assert replace(bad.fits[0], noise=0.5).limit == 0.75
+    with pytest.warns(UserWarning, match=r"predicts 60\.0 % wrong at the median, more than 5\.0 %"):
+        budget_for(folder, "1.1x", conditions=SMALL, certificate=bad)
+
+
+def test_the_real_measurement_runs_in_a_process_of_its_own(folder: Path) -> None:
+    table = targets._measured_afresh(folder, 0.5, SMALL)
+    assert [row.name for row in table.measurements] == ["full", "full (again)", "asked"]
+    assert table.conditions["length"] == 8
+
+
+def test_the_commands(folder: Path, tmp_path: Path, fake: Callable[[float], Certificate]) -> None:
+    fake(0.0)
+    command = [
+        "certify",
+        str(folder),
+        "--length",
+        "8",
+        "--points",
+        "12",
+        "--rounds",
+        "5",
+        "--name",
+        "again",
+        "--no-widths",
+    ]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert "batch 1, 8 tokens, 1 thread(s), torch: full" in found.stdout
+    assert "median error on held-out subnets" in found.stdout and "that pay" not in found.stdout
+    assert sorted(path.name for path in (folder / "certificates").iterdir()) == ["again.json", "here.json"]
+    small = ["materialize", str(folder), str(tmp_path / "small"), "--target", "1.1x", "--length", "8"]
+    found = CliRunner().invoke(app, small)
+    assert found.exit_code == 0, found.output
+    assert "holds 1.1x" in found.stderr and (tmp_path / "small" / "config.json").is_file()
+    found = CliRunner().invoke(app, [*small[:2], str(tmp_path / "other"), "--target", "2 parsecs"])
+    assert found.exit_code == 2 and "target must be a number above 0 and a unit" in found.stderr
+    found = CliRunner().invoke(app, [*small[:2], str(tmp_path / "other"), "--target", "2x", "--budget", "0.5"])
+    assert found.exit_code == 2 and "exactly one of" in found.stderr
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_runtime_runs_any_subnet(tmp_path: Path, runtime: str) -> None:
+    model: BudgetedModel = tiny_budgeted(sizes=SIZES)
+    subnet = Subnet.prefix(model.shape, [4, 0, 1], [16, 128, 0])
+    call = subnet_call(model, subnet, replace(SMALL, batch=2, runtime=runtime), tmp_path)
+    answer = call()
+    assert runtime == "torch" or np.shape(answer) == (2, 2)
+    assert not list(tmp_path.glob("*.bin"))
