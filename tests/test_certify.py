@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tiny import tiny_budgeted
 from typer.testing import CliRunner
 
+import rheostat
 from rheostat import measure
 from rheostat.certify import (
     Certificate,
@@ -38,11 +39,12 @@ from rheostat.cost import CostTable
 from rheostat.errors import BudgetError, CheckpointError, OptionError
 from rheostat.measure import LatencyTable, Measurement, environment
 from rheostat.model import BudgetedModel
-from rheostat.order import UnitOrder, arrange
+from rheostat.order import UnitOrder, arrange, balanced_onset
 from rheostat.subnet import ModelShape, Subnet, cut_units
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 SMALL = Conditions(batch=1, length=8)
+KNOWN = LatencyModel(0.3, 0.05, 0.25, 0.05, 0.008)
 
 # --- the latency model -------------------------------------------------------------------------------------
 
@@ -118,6 +120,29 @@ def test_a_first_head_and_a_started_step_cost_more_than_the_next() -> None:
     assert costs.total(Subnet.prefix(shape, [2, 0], [1, 0])) == 5 + 7 + 20 + 3 + 32
     assert costs.total(Subnet.prefix(shape, [2, 0], [16, 0])) == costs.total(Subnet.prefix(shape, [2, 0], [1, 0]))
     assert CostTable.from_json(costs.to_json()) == costs
+
+
+def test_a_model_is_put_under_a_budget_of_time_and_saved_with_it(tmp_path: Path) -> None:
+    table = KNOWN.costs(ModelShape.uniform(3, 4, 8, 128, 32), 8, {"batch": 1, "runtime": "torch"})
+    model = tiny_budgeted(sizes=SIZES, cost=table)
+    assert model.costs == table and model.floor == pytest.approx(0.3 / KNOWN.predict((4,) * 3, (128,) * 3), rel=1e-5)
+    model.save_pretrained(tmp_path / "x")
+    loaded = rheostat.load(tmp_path / "x")
+    assert loaded.costs == table and loaded.order == model.order
+    with pytest.raises(OptionError, match="selection must be nested for latency"):
+        tiny_budgeted(sizes=SIZES, cost=table, selection="top-k")
+    with pytest.raises(OptionError, match="cost must be a table of 2 layers, as the model has; got 3"):
+        tiny_budgeted(sizes={**SIZES, "num_hidden_layers": 2}, cost=table)
+    with pytest.raises(OptionError, match="must come with a certificate"):
+        tiny_budgeted(sizes=SIZES, cost="latency")
+
+
+def test_importance_is_divided_by_what_a_unit_costs_in_the_mean() -> None:
+    shape = ModelShape.uniform(2, 4, 8, 32, 32)
+    units = cut_units(shape, neuron_block=8)
+    flat, steep = CostTable("latency", 8, (8, 8), (1, 1), 0), CostTable("latency", 8, (4, 4), (1, 1), 0, (16, 16))
+    importance = np.random.default_rng(0).random(len(units))
+    assert (balanced_onset(units, importance, flat) == balanced_onset(units, importance, steep)).all()
 
 
 # --- certificates ------------------------------------------------------------------------------------------
@@ -204,9 +229,6 @@ def table_of(full_ms: float, asked_ms: float, tail: float = 1.2) -> LatencyTable
         return Measurement(name, 9, (ms,) * 9, ms, ms, ms, ms, ms * tail, speedup, speedup, speedup, "")
 
     return LatencyTable("full", 9, 0, 1, 0.99, 1.01, (row("full", full_ms), row("asked", asked_ms)), {}, {})
-
-
-KNOWN = LatencyModel(0.3, 0.05, 0.25, 0.05, 0.008)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from rheostat.errors import OptionError
 from rheostat.subnet import Kind, ModelShape, Subnet, Unit
 
 COST_MODELS: tuple[str, ...] = ("macs", "heads")
+LATENCY = "latency"  # a table that a certificate gives: see rheostat.certify
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class CostTable:
             "per_neuron": list(self.per_neuron),
             "fixed": self.fixed,
         }
-        if self.name == "latency":
+        if self.name == LATENCY:
             record |= {
                 "first_head": list(self.first_head),
                 "first_neuron": list(self.first_neuron),
@@ -105,11 +106,16 @@ class CostTable:
 
 
 def check_cost_model(name: str) -> str:
-    """Return ``name`` if it is a known cost model.
+    """Return ``name`` if it is a cost model that needs nothing but the model.
 
     Raises:
         OptionError: it is not one of ``COST_MODELS``.
     """
+    if name == LATENCY:
+        raise OptionError(
+            "cost model latency must come with a certificate of this machine; got none. Run rheostat certify on a "
+            "checkpoint of this size, and pass --certificate (in Python the table itself)"
+        )
     if name not in COST_MODELS:
         raise OptionError(f"cost model must be one of {', '.join(COST_MODELS)}; got {name!r}. The default is macs")
     return name

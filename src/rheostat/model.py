@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rheostat.architectures import ArchitectureSpec, find_spec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
-from rheostat.cost import CostTable
+from rheostat.cost import LATENCY, CostTable
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
 from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
 from rheostat.gates import GateLayout, Gates, hard_gates, logit, top_k_subnet
@@ -508,7 +508,7 @@ class BudgetedModel(
 def wrap(
     model: nn.Module,
     *,
-    cost: str = "macs",
+    cost: str | CostTable = "macs",
     sequence_length: int = 128,
     order: Importance | Literal["uniform"] = "uniform",
     neuron_block: int = 32,
@@ -522,7 +522,8 @@ def wrap(
 
     Args:
         model: A full-size model of a known family; it becomes ``.base`` and is not copied.
-        cost: What a budget is a share of: ``macs``, or ``heads`` (the paper: heads only, neurons all stay).
+        cost: What a budget is a share of: ``macs``, ``heads`` (the paper: heads only, neurons all stay), or the table
+            of a certificate: time (:meth:`rheostat.certify.LatencyModel.costs`).
         sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length.
         order: ``uniform`` keeps the same share of every layer and moves nothing, so that budget 1.0 stays exactly
             the base model; an :class:`~rheostat.importance.Importance` sorts heads and neurons **in place**.
@@ -539,13 +540,20 @@ def wrap(
     """
     spec = find_spec(model)
     shape = spec.shape(model)
-    costs = spec.costs(cost, shape, model, sequence_length)
-    default = default_minimum(cost)
+    costs = cost if isinstance(cost, CostTable) else spec.costs(cost, shape, model, sequence_length)
+    if len(costs.per_head) != len(shape.layers):
+        raise OptionError(
+            f"cost must be a table of {len(shape.layers)} layers, as the model has; got {len(costs.per_head)}. "
+            "Certify a checkpoint of this size"
+        )
+    if costs.name == LATENCY and selection == "top-k":
+        raise OptionError("selection must be nested for latency, which is no sum over units; got top-k")
+    default = default_minimum(costs.name)
     minimum = Minimum(
         default.heads if min_heads_per_layer is None else min_heads_per_layer,
         default.neurons if min_neurons_per_layer is None else min_neurons_per_layer,
     )
-    units = cut_units(shape, kinds=("head",) if cost == "heads" else KINDS, neuron_block=neuron_block)
+    units = cut_units(shape, kinds=("head",) if costs.name == "heads" else KINDS, neuron_block=neuron_block)
     arrangement = arrange(shape, costs, units, uniform_onset(units), minimum=minimum)
     budgeted = BudgetedModel(
         model, arrangement.order, selection=selection, minimum=minimum, info=info, tokenizer=tokenizer

@@ -248,7 +248,7 @@ def balanced_onset(units: Sequence[Unit], importance: Sequence[float] | FloatArr
     rank of each unit in [0, 1).
     """
     importance = _finite(importance, len(units), "importance")
-    value = importance / np.array([max(costs.unit(unit), 1) for unit in units], dtype=np.float64)
+    value = importance / np.maximum(_mean_costs(units, costs), 1.0)
     kinds = np.array([unit.kind for unit in units])
     for kind in KINDS:
         chosen = kinds == kind
@@ -258,6 +258,15 @@ def balanced_onset(units: Sequence[Unit], importance: Sequence[float] | FloatArr
     onset = np.empty(len(units))
     onset[np.lexsort((np.arange(len(units)), -value))] = np.arange(len(units)) / len(units)
     return onset
+
+
+def _mean_costs(units: Sequence[Unit], costs: CostTable) -> FloatArray:
+    """Return each unit's part of what its layer and kind cost whole, (U,): a first unit may cost more than the next."""
+    found = np.zeros(len(units))
+    for (layer, kind), members in _groups_of(units).items():
+        sizes = np.array([units[i].size for i in members], dtype=np.float64)
+        found[members] = costs.kept(layer, kind, int(sizes.sum())) * sizes / sizes.sum()
+    return found
 
 
 def _groups_of(units: Sequence[Unit]) -> dict[tuple[int, Kind], list[int]]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending
-from rheostat.cost import check_cost_model
+from rheostat.cost import CostTable, check_cost_model
 from rheostat.errors import OptionError
 from rheostat.model import SELECTIONS
 from rheostat.subnet import DEFAULT_NEURON_BLOCK
@@ -37,7 +37,7 @@ class TrainOptions:
         soft_learning_rate: Of the weights in the soft stage; 0 freezes them, the paper trains them.
         batch_size: Rows a step.
         accumulation: Batches a step.
-        cost: What a budget is a share of: ``macs`` or ``heads``.
+        cost: What a budget is a share of: ``macs``, ``heads``, or the table of a certificate (time).
         sequence_length: Tokens a sequence for ``macs``; None takes the median of the training rows.
         max_length: Longest input in tokens; None takes what tokenizer and model allow.
         min_budget: Smallest budget that is trained.
@@ -78,7 +78,7 @@ class TrainOptions:
     soft_learning_rate: float = 0.0
     batch_size: int = 32
     accumulation: int = 1
-    cost: str = "macs"
+    cost: str | CostTable = "macs"
     sequence_length: int | None = None
     max_length: int | None = None
     min_budget: float = 0.1
@@ -115,7 +115,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Refuse what can't be used before anything long starts."""
-        check_cost_model(self.cost)
+        if not isinstance(self.cost, CostTable):
+            check_cost_model(self.cost)
         check_budget(self.min_budget)
         descending(self.budgets)
         for budget in self.train_budgets:

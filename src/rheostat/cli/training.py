@@ -11,8 +11,10 @@ import typer
 from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, read_options, reads_texts
+from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
+    from rheostat.cost import CostTable
     from rheostat.pipeline import TrainResult
     from rheostat.recipe import TrainOptions
 
@@ -35,7 +37,11 @@ def train(
     data: shared.DataSource,
     out: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],
     budgets: shared.Budgets = DEFAULT_GRID,
-    cost: Annotated[str, typer.Option(help="What a budget is a share of: macs or heads.")] = "macs",
+    cost: Annotated[str, typer.Option(help="What a budget is a share of: macs, heads or latency.")] = "macs",
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="For --cost latency: a file that rheostat certify wrote; its first conditions count."),
+    ] = None,
     warm_epochs: Annotated[
         float, typer.Option(help="Passes of dense fine-tuning; 0 for a model that is fine-tuned already.")
     ] = 3.0,
@@ -142,7 +148,7 @@ def train(
         soft_learning_rate=soft_learning_rate,
         batch_size=batch_size,
         accumulation=accumulation,
-        cost=cost,
+        cost=cost if certificate is None else certified_costs(cost, certificate),
         sequence_length=sequence_length,
         max_length=max_length,
         min_budget=min_budget,
@@ -180,6 +186,24 @@ def train(
         restart=restart,
     )
     print_result(result, as_json=as_json)
+
+
+def certified_costs(cost: str, path: Path) -> CostTable:
+    """Return the table of a certificate's first conditions.
+
+    Raises:
+        OptionError: another cost model was asked for, or a certificate without a latency model.
+    """
+    from rheostat.certify.certificate import read_certificate
+    from rheostat.cost import LATENCY
+    from rheostat.subnet import ModelShape
+
+    found = read_certificate(path)
+    fit = found.fits[0]
+    if cost != LATENCY or fit.model is None:
+        raise OptionError(f"--certificate goes with --cost latency and is that of a checkpoint; got --cost {cost}")
+    conditions = vars(fit.conditions)
+    return fit.model.costs(ModelShape.from_json(found.subject["shape"]), fit.conditions.length, dict(conditions))
 
 
 def print_result(result: TrainResult, *, as_json: bool) -> None:

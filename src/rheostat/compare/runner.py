@@ -27,6 +27,7 @@ from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
 from rheostat.compare.table import Answers, Line, Outcome, lines_of
 from rheostat.console import stderr
+from rheostat.cost import CostTable
 from rheostat.data import Corpus, ReadOptions, read_corpus
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
@@ -233,7 +234,8 @@ class _SeedRun:
         """Return the share of the first n layers of the encoder, for n = 1, 2, ..."""
         dense: BudgetedModel = load(self.folder / "dense")
         length = self.options.sequence_length or max(self.rows.median_length, 1)
-        costs = dense.spec.costs(self.options.cost, dense.shape, dense.base, length)
+        asked = self.options.cost
+        costs = asked if isinstance(asked, CostTable) else dense.spec.costs(asked, dense.shape, dense.base, length)
         layers = dense.shape.layers
         return tuple(
             costs.share(
