@@ -31,8 +31,8 @@ class Quality:
     """What one budget scores on `rows` labelled rows, and how far below the full model that is.
 
     Accuracy and macro F1 are fractions. The drop is (full - this) in points of accuracy, so above 0 is
-    worse; its interval is the paired bootstrap's. The expected calibration errors, fractions too, are those of
-    the probabilities that are predicted, and (raw) of those without the budget's temperature.
+    worse; its interval is the paired bootstrap's. `class_f1` is in the order of the labels. The expected
+    calibration errors, fractions too, are those of the probabilities that are predicted, and (raw) of those without the budget's temperature.
     """
 
     budget: float
@@ -44,15 +44,16 @@ class Quality:
     drop_high: float
     calibration_error: float | None = None
     calibration_error_raw: float | None = None
+    class_f1: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "class_f1": list(self.class_f1)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Quality:
         """Rebuild a quality from `to_json`."""
-        return cls(**record)
+        return cls(**{**record, "class_f1": tuple(record.get("class_f1", ()))})
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -67,6 +68,14 @@ def macro_f1(predictions: ArrayLike, labels: ArrayLike, *, label_set: ArrayLike 
     of 0 and counts, as in scikit-learn with `zero_division=0`. Without `label_set` it is the classes that
     occur in either; give it when budgets are compared, or each is averaged over classes of its own.
     """
+    return float(class_f1(predictions, labels, label_set=label_set).mean())
+
+
+def class_f1(predictions: ArrayLike, labels: ArrayLike, *, label_set: ArrayLike | None = None) -> NDArray[np.float64]:
+    """Return the F1 of every class of `label_set`, sorted, (C,); 0 where a class occurs nowhere.
+
+    `predictions` and `labels` are (N,). Without `label_set` the classes are those that occur in either.
+    """
     predicted, wanted = _paired("predictions", predictions, "labels", labels)
     if predicted.ndim != 1:
         raise OptionError(f"predictions must be of shape (rows,); got {predicted.shape!r}. Give class ids, not logits.")
@@ -75,17 +84,24 @@ def macro_f1(predictions: ArrayLike, labels: ArrayLike, *, label_set: ArrayLike 
     hits = np.bincount(wanted_codes[predicted_codes == wanted_codes], minlength=len(present))
     f1 = _f1(hits, np.bincount(codes, minlength=len(present)))
     if label_set is None:
-        return float(f1.mean())
+        return f1
     classes = _label_set(label_set)
-    return float(f1[np.isin(present, classes)].sum() / len(classes))
+    found = np.zeros(len(classes))
+    known = np.isin(present, classes)
+    found[np.searchsorted(classes, present[known])] = f1[known]
+    return found
 
 
 def multilabel_f1(predictions: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
     """Return (macro F1, micro F1) of 0/1 tables (N, C); a column without a single 1 has an F1 of 0."""
-    predicted, wanted = (table.astype(bool) for table in _paired("predictions", predictions, "labels", labels))
-    hits = (predicted & wanted).sum(axis=0)  # (C,)
-    ones = predicted.sum(axis=0) + wanted.sum(axis=0)  # (C,)
+    hits, ones = _column_counts(predictions, labels)
     return float(_f1(hits, ones).mean()), float(_f1(hits.sum(), ones.sum()))
+
+
+def _column_counts(predictions: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each column of 0/1 tables (N, C) the ones in both, and those in one plus those in the other."""
+    predicted, wanted = (table.astype(bool) for table in _paired("predictions", predictions, "labels", labels))
+    return (predicted & wanted).sum(axis=0), predicted.sum(axis=0) + wanted.sum(axis=0)
 
 
 def _f1(hits: ArrayLike, predicted_plus_wanted: ArrayLike) -> NDArray[np.float64]:
@@ -136,15 +152,19 @@ def quality_at(
     predicted, wanted = _paired("predictions", predictions, "labels", labels)
     full, _ = _paired("full_predictions", full_predictions, "labels", labels)
     drop = paired_bootstrap(_correct(full, wanted), _correct(predicted, wanted), samples=samples, seed=seed)
-    multi = wanted.ndim == 2
+    if wanted.ndim == 2:
+        scores = _f1(*_column_counts(predicted, wanted))
+    else:
+        scores = class_f1(predicted, wanted, label_set=label_set)
     return Quality(
         budget=float(budget),
         rows=len(wanted),
         accuracy=accuracy(predicted, wanted),
-        macro_f1=multilabel_f1(predicted, wanted)[0] if multi else macro_f1(predicted, wanted, label_set=label_set),
+        macro_f1=float(scores.mean()),
         drop_points=drop.value,
         drop_low=drop.low,
         drop_high=drop.high,
+        class_f1=tuple(scores.tolist()),
     )
 
 

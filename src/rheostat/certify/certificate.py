@@ -85,8 +85,7 @@ class Fit:
     def from_json(cls, record: Mapping[str, Any]) -> Fit:
         """Return what ``to_json`` wrote."""
         samples = tuple(
-            Sample(tuple(s["heads"]), tuple(s["neurons"]), float(s["ms"]), bool(s["held_out"]))
-            for s in record["samples"]
+            Sample(**{**s, "heads": tuple(s["heads"]), "neurons": tuple(s["neurons"])}) for s in record["samples"]
         )
         return cls(
             conditions=Conditions(**record["conditions"]),

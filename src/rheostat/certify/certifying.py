@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.bundle import Bundle, open_bundle
 from rheostat.certify.certificate import Certificate, Conditions, Fit
 from rheostat.certify.latency import Sample, fit_latency, relative_errors
 from rheostat.certify.runtimes import Call, bundle_call, bundle_runtime, check_runtime, subnet_call
 from rheostat.checkpoint import BUNDLE_MANIFEST, existing_folder
 from rheostat.errors import OptionError
-from rheostat.measure import LatencyTable, Progress, environment, measure
+from rheostat.measure import LatencyTable, Measurement, Progress, environment, measure
 from rheostat.subnet import KINDS, Subnet
 
 if TYPE_CHECKING:
     from rheostat.model import BudgetedModel
 
 PERCENTILES = ("90", "95")
-GRID = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.12)
+# The budgets of the usual table, whose latency is then a measured one, and some in between.
+GRID = (*DEFAULT_BUDGETS[1:], 0.9, 0.6, 0.42, 0.3, 0.2, 0.16, 0.1)
 WIDTH_STEP = 8  # the finest width that kernels could care about
 MOST_WIDTHS, MOST_HEADS = 9, 8
 
@@ -130,7 +132,7 @@ def certify_model(
                 opened[subnet] = subnet_call(model, subnet, conditions, Path(scratch))
         table = _timed({key: opened[subnet] for key, subnet in named.items()}, conditions, rounds, progress)
     samples = tuple(
-        Sample(subnet.head_counts, subnet.neuron_counts, table[f"subnet {i}"].latency_ms_p50, held_out=i % 2 == 1)
+        sample_of(subnet.head_counts, subnet.neuron_counts, table[f"subnet {i}"], held_out=i % 2 == 1)
         for i, subnet in enumerate(grid)
     )
     fitted = fit_latency(samples)
@@ -232,7 +234,7 @@ def _certify_bundle(
         fits.append(
             Fit(
                 conditions=chosen,
-                samples=tuple(_sample(bundle, b, table[f"{b:g}"].latency_ms_p50) for b in bundle.budgets),
+                samples=tuple(_sample(bundle, b, table[f"{b:g}"]) for b in bundle.budgets),
                 model=None,
                 noise=_noise(table),
                 median_error=None,
@@ -243,6 +245,13 @@ def _certify_bundle(
     return fits, subject
 
 
-def _sample(bundle: Bundle, budget: float, ms: float) -> Sample:
+def _sample(bundle: Bundle, budget: float, row: Measurement) -> Sample:
     kept = bundle.point(budget).kept
-    return Sample(tuple(len(ids) for ids in kept["heads"]), tuple(len(ids) for ids in kept["neurons"]), ms)
+    return sample_of(tuple(len(ids) for ids in kept["heads"]), tuple(len(ids) for ids in kept["neurons"]), row)
+
+
+def sample_of(heads: tuple[int, ...], neurons: tuple[int, ...], row: Measurement, *, held_out: bool = False) -> Sample:
+    """Return a measured subnet."""
+    ms = row.latency_ms_p50
+    low, high = ms * row.speedup / row.speedup_high, ms * row.speedup / row.speedup_low
+    return Sample(heads, neurons, ms, held_out, low, high)

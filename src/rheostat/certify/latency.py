@@ -26,6 +26,8 @@ class Sample:
         heads: Kept heads of each layer.
         neurons: Kept neurons of each layer.
         ms: Median latency of a call.
+        low_ms: Lower end of its 95 % interval, relative to the full model of the same rounds; 0 if unknown.
+        high_ms: Upper end.
         held_out: Whether the fit did not see it.
     """
 
@@ -33,6 +35,8 @@ class Sample:
     neurons: tuple[int, ...]
     ms: float
     held_out: bool = False
+    low_ms: float = 0.0
+    high_ms: float = 0.0
 
 
 @dataclass(frozen=True)
