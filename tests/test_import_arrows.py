@@ -23,7 +23,7 @@ LAYERS = (
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},
     {"certify", "compare", "demo_assets"},
-    {"reproduce"},
+    {"page", "reproduce"},
     {"__main__", "cli"},
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -30,9 +30,10 @@ class Interval:
 class Quality:
     """What one budget scores on `rows` labelled rows, and how far below the full model that is.
 
-    Accuracy and macro F1 are fractions. The drop is (full - this) in points of accuracy, so above 0 is
-    worse; its interval is the paired bootstrap's. `class_f1` is in the order of the labels. The expected
-    calibration errors, fractions too, are those of the probabilities that are predicted, and (raw) of those without the budget's temperature.
+    Accuracy and macro F1 are fractions. The drop is (full - this) in points of accuracy, so above 0 is worse; its
+    interval is the paired bootstrap's. `class_f1` is in the order of the labels. The expected calibration errors,
+    fractions too, are those of the probabilities that are predicted, and (raw) of those without the budget's
+    temperature.
     """
 
     budget: float

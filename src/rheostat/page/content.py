@@ -1,0 +1,221 @@
+"""What the report of a checkpoint says, as plain values: budgets, evaluations, certificates, baselines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rheostat.certify.certificate import Certificate, Fit, read_certificates
+from rheostat.certify.latency import LatencyModel, Sample
+from rheostat.checkpoint import existing_folder
+from rheostat.errors import CheckpointError, OptionError
+from rheostat.model import BudgetedModel, load
+from rheostat.quality import FULL_BUDGET
+from rheostat.subnet import KINDS, Subnet
+
+STEPS = 200  # positions of the slider, but no more than there are units
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that a page shows.
+
+    Attributes:
+        name: Of the folder.
+        facts: Model, cost model, labels, sizes.
+        budgets: One record a position of the slider, the smallest first: budget, share, macs, params, heads and
+            neurons of each layer, and ms, predicted at the conditions of the first certificate.
+        evaluated: One record an evaluated budget, the smallest first, with its latency where there is a certificate.
+        certificate: The certificate that latencies come from, or None.
+        baselines: Points of a comparison, with predicted latencies.
+    """
+
+    name: str
+    facts: dict[str, Any]
+    budgets: list[dict[str, Any]]
+    evaluated: list[dict[str, Any]]
+    certificate: dict[str, Any] | None
+    baselines: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dict(vars(self))
+
+
+def read_content(path: str | os.PathLike[str], *, comparison: str | os.PathLike[str] | None = None) -> Content:
+    """Return what is known of a checkpoint.
+
+    Args:
+        path: Folder of a budgeted checkpoint.
+        comparison: Folder of a ``rheostat compare``, or its table.json, for the baselines.
+
+    Raises:
+        OptionError: not a budgeted checkpoint, or one that was never evaluated.
+        CheckpointError: a comparison that can't be read.
+    """
+    folder = existing_folder(path)
+    model = load(folder)
+    if not isinstance(model, BudgetedModel):
+        raise OptionError(f"{str(folder)!r} must be a budgeted checkpoint; it has one size. Report on the whole model")
+    if not model.info.evaluation:
+        raise OptionError(f"{str(folder)!r} must have been evaluated to report on it. Train it with rheostat train")
+    known = [certificate for certificate in read_certificates(folder) if certificate.fits[0].model is not None]
+    certificate = known[0] if known else None
+    fit = certificate.fits[0] if certificate is not None else None
+    lines = [] if comparison is None else read_lines(Path(comparison))
+    return Content(
+        name=folder.resolve().name,
+        facts=_facts(model),
+        budgets=_budgets(model, fit),
+        evaluated=_evaluated(model, fit),
+        certificate=None if certificate is None else _certified(certificate),
+        baselines=_baselines(model, lines, fit),
+    )
+
+
+def _facts(model: BudgetedModel) -> dict[str, Any]:
+    shape = model.shape
+    return {
+        "model_type": str(model.config.model_type),
+        "cost": model.costs.name,
+        "sequence_length": model.costs.sequence_length,
+        "labels": list(model.info.labels),
+        "heads": [layer.num_attention_heads for layer in shape.layers],
+        "neurons": [layer.intermediate_size for layer in shape.layers],
+        "floor": model.floor,
+        "rows": model.info.evaluation[0].get("rows"),
+    }
+
+
+def _budgets(model: BudgetedModel, fit: Fit | None) -> list[dict[str, Any]]:
+    order = model.order
+    lengths = range(order.required, len(order.units) + 1)
+    every = max(1, -(-len(lengths) // STEPS))
+    chosen = sorted({*lengths[::every], lengths[-1], *(order.length(r["budget"]) for r in model.info.evaluation)})
+    macs, params = model.macs_table(model.costs.sequence_length or 128), model.params_table()
+    found = []
+    for length in chosen:
+        subnet = order.subnet_of_length(length)
+        found.append(
+            {
+                "budget": model.costs.share(subnet),
+                "macs": macs.total(subnet),
+                "params": params.total(subnet),
+                "heads": list(subnet.head_counts),
+                "neurons": list(subnet.neuron_counts),
+                "ms": None if fit is None else _predicted(fit, subnet),
+            }
+        )
+    return found
+
+
+def _predicted(fit: Fit, subnet: Subnet) -> float | None:
+    return None if fit.model is None else fit.model.predict(subnet.head_counts, subnet.neuron_counts)
+
+
+def _evaluated(model: BudgetedModel, fit: Fit | None) -> list[dict[str, Any]]:
+    full = next(r for r in model.info.evaluation if r["budget"] == FULL_BUDGET)
+    found = []
+    for record in sorted(model.info.evaluation, key=lambda r: float(r["budget"])):
+        subnet = model.subnet(record["budget"])
+        sample = None if fit is None else _sample(fit, subnet)
+        found.append(
+            {
+                "budget": record["budget"],
+                "share": model.costs.share(subnet),
+                "accuracy": 100 * record["accuracy"],
+                "low": 100 * full["accuracy"] - record["drop_high"],
+                "high": 100 * full["accuracy"] - record["drop_low"],
+                "macro_f1": 100 * record["macro_f1"],
+                "drop": record["drop_points"],
+                "calibration_error": record.get("calibration_error"),
+                "class_f1": [100 * f1 for f1 in record.get("class_f1", ())],
+                "ms": sample.ms if sample else _predicted(fit, subnet) if fit else None,
+                "low_ms": sample.low_ms if sample else None,
+                "high_ms": sample.high_ms if sample else None,
+                "measured": sample is not None,
+            }
+        )
+    return found
+
+
+def _sample(fit: Fit, subnet: Subnet) -> Sample | None:
+    wanted = (subnet.head_counts, subnet.neuron_counts)
+    return next((sample for sample in fit.samples if (sample.heads, sample.neurons) == wanted), None)
+
+
+def _certified(certificate: Certificate) -> dict[str, Any]:
+    environment = certificate.environment
+    return {
+        "name": certificate.name,
+        "processor": environment.get("processor"),
+        "date": str(environment.get("date_utc", ""))[:10],
+        "versions": environment.get("versions", {}),
+        "fits": [
+            {
+                "conditions": str(fit.conditions),
+                "full_ms": fit.full_ms,
+                "noise": fit.noise,
+                "median_error": fit.median_error,
+                "limit": fit.limit,
+                "holds": fit.holds,
+                "model": None if fit.model is None else fit.model.to_json(),
+                "widths": list(fit.widths),
+                "head_counts": list(fit.head_counts),
+            }
+            for fit in certificate.fits
+        ],
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a comparison.
+
+    Raises:
+        CheckpointError: not the JSON of ``rheostat compare``.
+    """
+    if path.is_dir():
+        path = path / "table.json"
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(lines, list):
+            raise TypeError(f"a list of lines, not {type(lines).__name__}")
+        return [{name: line[name] for name in ("method", "budget", "share", "mean")} for line in lines]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{path.name} must be the table of a comparison; {type(error).__name__}: {error}. Write it with rheostat "
+            "compare"
+        ) from None
+
+
+def _baselines(model: BudgetedModel, lines: Sequence[Mapping[str, Any]], fit: Fit | None) -> list[dict[str, Any]]:
+    """Return a point for each line; its latency is predicted, for fewer layers from what those layers keep.
+
+    The budgeted model is among them: a comparison reads all its methods on the same rows, which may be others than
+    those that the checkpoint was evaluated on.
+    """
+    if fit is None or fit.model is None:
+        return []
+    found = []
+    for line in lines:
+        ms = _layers_ms(model, fit.model, line["share"]) if line["method"] == "fewer-layers" else None
+        if ms is None and line["share"] >= model.floor:
+            ms = _predicted(fit, model.subnet(min(float(line["share"]) + 1e-9, 1.0)))
+        if ms is not None:
+            found.append({"method": line["method"], "accuracy": float(line["mean"]), "ms": ms, "share": line["share"]})
+    return found
+
+
+def _layers_ms(model: BudgetedModel, latency: LatencyModel, share: float) -> float | None:
+    """Return the predicted latency of the first layers whose share this is."""
+    sizes = {kind: [model.shape.size(i, kind) for i in range(len(model.shape.layers))] for kind in KINDS}
+    for count in range(1, len(model.shape.layers) + 1):
+        kept = {kind: [n * (i < count) for i, n in enumerate(sizes[kind])] for kind in KINDS}
+        subnet = Subnet.prefix(model.shape, kept["head"], kept["neuron"])
+        if abs(model.costs.share(subnet) - share) < 1e-6:
+            return latency.predict(subnet.head_counts, subnet.neuron_counts)
+    return None
