@@ -159,7 +159,7 @@ def _verified(
     for _ in range(MOST_TRIES):
         table = _measured_afresh(folder, choices[index][0], promise(index).conditions)
         tried = promise(index, table)
-        used = share_of_target(tried, table["full"].latency_ms_p50)
+        used = share_of_target(tried)
         if used <= 1.0:
             best = tried if best is None or tried.budget > best.budget else best
             if used >= SLACK or index == len(choices) - 1:
@@ -180,11 +180,22 @@ def _verified(
     return best
 
 
-def share_of_target(found: Promise, full_ms: float) -> float:
-    """Return the measured time over the time that the target allows; at most 1 where it holds."""
-    if found.target.speedup is not None:
-        return found.target.speedup / (found.speedup or (1.0,))[0]
-    return (found.measured_ms or full_ms) / found.target.limit_ms(full_ms)
+def share_of_target(measured: Promise) -> float:
+    """Return the measured time over the time that the target allows; at most 1 where it holds.
+
+    Raises:
+        OptionError: the promise was not measured.
+    """
+    if measured.speedup is None or measured.measured_ms is None:
+        raise OptionError("promise must be a measured one; got one that was only chosen. Leave verify on")
+    if measured.target.speedup is not None:
+        return measured.target.speedup / measured.speedup[0]
+    return measured.measured_ms / (measured.target.ms or 1.0)
+
+
+def judged(path: str | os.PathLike[str], promise: Promise) -> Promise:
+    """Return a promise with what its budget measures now, in a fresh process."""
+    return _with_measurement(promise, _measured_afresh(Path(path), promise.budget, promise.conditions))
 
 
 def _fit_of(folder: Path, asked: Conditions, certificate: Certificate | None) -> Fit:
