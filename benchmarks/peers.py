@@ -5,8 +5,8 @@
 
 All start from the dense model of the run and train on for the same epochs, rows, rate and distillation: Torch-Pruning,
 the first layers, LayerDrop (one model for all its points). Beside them the dense model in ONNX Runtime, float32 and
-int8, and TF-IDF with logistic regression. Latency: one interleaved run in PyTorch, one in ONNX Runtime; for each peer our
-budget is the largest that is as fast by the certificate. Accuracy on the test rows, paired intervals. Resumable.
+int8, and TF-IDF with logistic regression. Latency: one interleaved run in PyTorch, one in ONNX Runtime; for each peer
+our budget is the largest that is as fast by the certificate. Accuracy on the test rows, paired intervals. Resumable.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import peers_models as peers
 import results
-import torch
 import transformers
 from latency_cost import budget_at, certified
+from safetensors.torch import load_file, save_file
 
 from rheostat.bundle import open_bundle
 from rheostat.certify import Conditions, Fit
@@ -90,10 +90,10 @@ class Run:
 
     def trained(self, name: str, model: Any, *, drop: float = 0.0) -> Any:
         """Return a peer after its epochs; what is finished is kept."""
-        path = self.work / f"{name}.pt"
+        path = self.work / f"{name}.safetensors"
         objective = peers.Distilled(model, drop=drop, seed=self.seed)
         if path.is_file():
-            model.load_state_dict(torch.load(path, weights_only=True))
+            model.load_state_dict(load_file(path))
             return model.eval()
         options = self.options
         stage = StageOptions(
@@ -109,7 +109,7 @@ class Run:
         layers = list(model.base_model.encoder.layer)
         peers.train_on(objective, self.teacher_rows(), self.rows.collator, stage, self.work / f"{name}-steps", name)
         peers.set_layers(model, layers)
-        torch.save(model.state_dict(), path)
+        save_file(model.state_dict(), path)
         return model.eval()
 
     def models(self) -> dict[str, Any]:
