@@ -18,6 +18,7 @@ from typing import Any
 import results
 
 from rheostat.certify import Conditions, Fit, certify, read_certificates
+from rheostat.certify.targets import choices_of
 from rheostat.compare import Comparison, difference, right_rows
 from rheostat.data import ReadOptions
 from rheostat.demo_assets import fetch_minilm
@@ -38,16 +39,11 @@ def certified(folder: Path, conditions: Conditions) -> Fit:
 
 def budget_at(model: BudgetedModel, fit: Fit, speedup: float) -> float:
     """Return the largest budget that is predicted to be this much faster."""
-    order, latency = model.order, fit.model
-    if latency is None:
-        raise SystemExit("the certificate has no latency model")
-    full = order.subnet(1.0)
-    limit = latency.predict(full.head_counts, full.neuron_counts) / speedup
-    for length in range(len(order.units), order.required, -1):
-        subnet = order.subnet_of_length(length)
-        if latency.predict(subnet.head_counts, subnet.neuron_counts) <= limit:
-            return min(float(order.cumulative_shares[length - 1]), 1.0)
-    raise SystemExit(f"{speedup}x is out of reach")
+    choices = choices_of(model.order, fit)
+    held = [budget for budget, ms in choices if ms <= choices[-1][1] / speedup]
+    if not held:
+        raise SystemExit(f"{speedup}x is out of reach")
+    return held[-1]
 
 
 def main() -> None:

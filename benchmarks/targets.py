@@ -21,6 +21,7 @@ import results
 from rheostat.certify import Conditions, Promise, Target, budget_for, certify, read_certificates
 from rheostat.certify.targets import judged, share_of_target
 from rheostat.errors import BudgetError
+from rheostat.model import load
 
 RESULTS = results.RESULTS / "targets.json"
 LARGER = 1 / 0.9
@@ -36,13 +37,14 @@ def random_target(number: int, full_ms: float) -> tuple[Target, int]:
     return Target(ms=float(f"{full_ms / times:.3g}")), int(draw.choice([50, 90, 95]))
 
 
-def one(folder: Path, conditions: Conditions, target: Target, percentile: int) -> dict[str, Any]:
+def one(folder: Path, conditions: Conditions, target: Target, percentile: int, floor: float) -> dict[str, Any]:
     """Return what was promised and whether it holds."""
     record: dict[str, Any] = {"target": str(target), "percentile": percentile}
     try:
         promise = budget_for(folder, target, conditions=conditions, percentile=percentile)
     except BudgetError as error:
-        return {**record, "refused": str(error)}
+        smallest = Promise(floor, target, conditions, percentile, 0.0)
+        return {**record, "refused": str(error), "smallest holds": used(judged(folder, smallest)) <= 1.0}
     found = judged(folder, promise)
     larger = promise.budget * LARGER
     room = larger < 1.0 and used(judged(folder, replace(promise, budget=larger))) <= 1.0
@@ -70,18 +72,20 @@ def main() -> None:
     parser.add_argument("--runtime", default="torch")
     arguments = parser.parse_args()
     conditions = Conditions(arguments.batch, arguments.length, arguments.threads, arguments.runtime)
-    key = str(conditions)
+    key = f"{arguments.checkpoint.name}: {conditions}"
+    floor = load(arguments.checkpoint).floor
     fits = [fit for found in read_certificates(arguments.checkpoint) if (fit := found.fit(conditions))]
     fit = fits[0] if fits else certify(arguments.checkpoint, conditions=(conditions,), name="targets").fits[0]
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"] if RESULTS.is_file() else {}
     run = runs.setdefault(key, {"certificate": fit.to_json(), "targets": []})
     for number in range(len(run["targets"]), arguments.count):
         target, percentile = random_target(number, fit.full_ms)
-        run["targets"].append(one(arguments.checkpoint, conditions, target, percentile))
+        run["targets"].append(one(arguments.checkpoint, conditions, target, percentile, floor))
         tried = [entry for entry in run["targets"] if "refused" not in entry]
         run["summary"] = {
             "targets": len(run["targets"]),
             "refused": len(run["targets"]) - len(tried),
+            "refused, and the smallest budget held": sum(e.get("smallest holds", False) for e in run["targets"]),
             "held": sum(entry["holds"] for entry in tried),
             "at least 0.9 of the largest": sum(not entry["a tenth more holds"] for entry in tried),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_budgeted
+from tiny import tiny_budgeted, tiny_data, tiny_folder
 from typer.testing import CliRunner
 
 import rheostat
@@ -25,6 +26,7 @@ from rheostat.certify import (
     Target,
     budget_for,
     certify,
+    certifying,
     fit_latency,
     parse_target,
     read_certificates,
@@ -32,14 +34,18 @@ from rheostat.certify import (
 )
 from rheostat.certify.certificate import differences, read_certificate
 from rheostat.certify.certifying import _that_pay
-from rheostat.certify.latency import relative_errors
+from rheostat.certify.latency import relative_errors, step_of
 from rheostat.certify.runtimes import RUNTIMES, subnet_call
 from rheostat.cli.app import app
+from rheostat.cli.training import certified_costs
 from rheostat.cost import CostTable
 from rheostat.errors import BudgetError, CheckpointError, OptionError
-from rheostat.measure import LatencyTable, Measurement, environment
+from rheostat.export import export
+from rheostat.measure import BASELINE, FASTER, LatencyTable, Measurement, environment
 from rheostat.model import BudgetedModel
 from rheostat.order import UnitOrder, arrange, balanced_onset
+from rheostat.pipeline import train
+from rheostat.recipe import TrainOptions
 from rheostat.subnet import ModelShape, Subnet, cut_units
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
@@ -62,9 +68,22 @@ def samples_of(model: LatencyModel, count: int, seed: int = 0, error: float = 0.
 @pytest.mark.parametrize("step", [1, 16, 32])
 def test_the_fit_finds_what_the_times_were_made_of(step: int) -> None:
     truth = LatencyModel(0.8, 0.1, 0.05, 0.07, 0.002, step)
-    found = fit_latency(samples_of(truth, 40))
-    assert found.neuron_step == step
+    found = fit_latency(samples_of(truth, 40), step)
     assert np.allclose(list(vars(found).values()), list(vars(truth).values()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", [1, 16, 32, 64])
+def test_a_step_is_found_in_fine_widths_and_not_in_noise(step: int) -> None:
+    rng = np.random.default_rng(0)
+    widths = range(192, 328, 8)
+
+    def found(noise: float) -> int:
+        times = {n: (1.0 + 0.01 * -(-n // step) * step) * (1 + noise * rng.standard_normal()) for n in widths}
+        return step_of(times)
+
+    assert found(0.001) == step
+    assert [found(0.05) for _ in range(20)].count(1) >= (15 if step == 1 else 0)
+    assert step_of({}) == 1
 
 
 def test_held_out_samples_are_not_fitted() -> None:
@@ -175,8 +194,10 @@ def test_a_certificate_says_what_was_measured_and_reads_back(folder: Path) -> No
     assert fit.full_ms > 0 and fit.model is not None and fit.median_error is not None
     assert fit.tail["95"] >= fit.tail["90"] >= 1.0
     assert set(fit.widths) and fit.head_counts[-1] == 4
-    assert Certificate(**{**vars(found)}) == found
-    assert "machine" not in found.to_json()
+    residuals = json.loads((folder / "certificates" / "here.json").read_text("utf-8"))["fits"][0]["residuals_ms"]
+    assert residuals == [s.ms - fit.model.predict(s.heads, s.neurons) for s in fit.samples]
+    assert len({(s.heads, s.neurons) for s in fit.samples}) == 12
+    assert all(s.low_ms <= s.ms * 1.5 and s.high_ms > 0 for s in fit.samples)
 
 
 def test_a_damaged_or_newer_certificate_is_named(folder: Path, tmp_path: Path) -> None:
@@ -191,16 +212,25 @@ def test_a_damaged_or_newer_certificate_is_named(folder: Path, tmp_path: Path) -
             read_certificate(path)
 
 
-def test_wrong_requests_are_refused_before_anything_runs(folder: Path) -> None:
+def test_wrong_requests_are_refused_before_anything_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = read_certificates(folder)[0]
+    own = replace(own, fits=(replace(own.fits[0], conditions=Conditions()),))
     wrong = (
         (Conditions(runtime="tflite"), {}, "runtime must be one of torch, onnx"),
         (Conditions(length=1000), {}, "length must be at most"),
         (SMALL, {"points": 4}, "points must be at least 12"),
         (SMALL, {"name": "../x"}, "name must be that of a file"),
     )
+    monkeypatch.setattr(certifying, "measure", None)
     for conditions, options, message in wrong:
         with pytest.raises(OptionError, match=message):
-            certify(folder, conditions=(conditions,), save=False, **options)  # type: ignore[arg-type]
+            certify(folder, conditions=(SMALL, conditions), save=False, **options)  # type: ignore[arg-type]
+    tiny_budgeted(sizes=SIZES, selection="top-k").save_pretrained(tmp_path / "top-k")
+    for refused in (lambda path: certify(path), lambda path: budget_for(path, "2x", certificate=own)):
+        with pytest.raises(OptionError, match="selection must be nested"):
+            refused(tmp_path / "top-k")
 
 
 def test_a_width_pays_if_no_larger_one_is_as_fast() -> None:
@@ -226,7 +256,8 @@ def test_targets_that_mean_nothing_are_refused(text: str) -> None:
 def table_of(full_ms: float, asked_ms: float, tail: float = 1.2) -> LatencyTable:
     def row(name: str, ms: float) -> Measurement:
         speedup = full_ms / ms
-        return Measurement(name, 9, (ms,) * 9, ms, ms, ms, ms, ms * tail, speedup, speedup, speedup, "")
+        verdict = BASELINE if name == "full" else FASTER
+        return Measurement(name, 9, (ms,) * 9, ms, ms, ms, ms, ms * tail, speedup, speedup, speedup, verdict)
 
     return LatencyTable("full", 9, 0, 1, 0.99, 1.01, (row("full", full_ms), row("asked", asked_ms)), {}, {})
 
@@ -251,7 +282,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Cer
         own = read_certificates(folder)[0]
         full = Sample((4, 4, 4), (128,) * 3, full_ms)
         fit = replace(own.fits[0], samples=(full,), model=KNOWN, noise=0.01, median_error=0.02, tail={"95": 1.2})
-        return replace(own, fits=(fit,))
+        return replace(own, name="known", fits=(fit,))
 
     return install
 
@@ -326,34 +357,78 @@ def test_the_real_measurement_runs_in_a_process_of_its_own(folder: Path) -> None
     assert table.conditions["length"] == 8
 
 
-def test_the_commands(folder: Path, tmp_path: Path, fake: Callable[[float], Certificate]) -> None:
-    fake(0.0)
-    command = [
-        "certify",
-        str(folder),
-        "--length",
-        "8",
-        "--points",
-        "12",
-        "--rounds",
-        "5",
-        "--name",
-        "again",
-        "--no-widths",
-    ]
-    found = CliRunner().invoke(app, command)
+def test_certify_as_a_command(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    words = ["--length", "8", "--points", "12", "--rounds", "5", "--name", "again", "--no-widths", "--batch", "1,2"]
+    found = CliRunner().invoke(app, ["certify", str(copy), *words])
     assert found.exit_code == 0, found.output
-    assert "batch 1, 8 tokens, 1 thread(s), torch: full" in found.stdout
+    assert "batch 1, 8 tokens, 1 thread(s), torch: full" in found.stdout and "batch 2, 8 tokens" in found.stdout
     assert "median error on held-out subnets" in found.stdout and "that pay" not in found.stdout
-    assert sorted(path.name for path in (folder / "certificates").iterdir()) == ["again.json", "here.json"]
-    small = ["materialize", str(folder), str(tmp_path / "small"), "--target", "1.1x", "--length", "8"]
+    assert sorted(path.name for path in (copy / "certificates").iterdir()) == ["again.json", "here.json"]
+    found = CliRunner().invoke(app, ["certify", str(copy), "--batch", "one"])
+    assert found.exit_code == 2 and "batch must be whole numbers" in found.stderr
+
+
+def test_a_target_in_the_place_of_a_budget(folder: Path, tmp_path: Path, fake: Callable[[float], Certificate]) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "certificates" / "here.json").unlink()
+    fake(0.0).save(copy)
+    small = ["materialize", str(copy), str(tmp_path / "small"), "--target", "2x", "--length", "8"]
     found = CliRunner().invoke(app, small)
     assert found.exit_code == 0, found.output
-    assert "holds 1.1x" in found.stderr and (tmp_path / "small" / "config.json").is_file()
-    found = CliRunner().invoke(app, [*small[:2], str(tmp_path / "other"), "--target", "2 parsecs"])
-    assert found.exit_code == 2 and "target must be a number above 0 and a unit" in found.stderr
-    found = CliRunner().invoke(app, [*small[:2], str(tmp_path / "other"), "--target", "2x", "--budget", "0.5"])
-    assert found.exit_code == 2 and "exactly one of" in found.stderr
+    assert "holds 2x" in found.stderr and rheostat.load(tmp_path / "small").rheostat.budget < 0.6
+    for more, message in (
+        (["--target", "2 parsecs"], "target must be a number above 0 and a unit"),
+        (["--target", "2x", "--budget", "0.5"], "exactly one of"),
+        (["--budget", "0.5", "--length", "8", "--percentile", "95"], "--length, --percentile must come with --target"),
+        (["--target", "2x", "--length", "8", "--percentile", "99"], "percentile must be 50, 90 or 95; got 99"),
+        (["--target", "2x", "--runtime", "tflite"], "runtime must be one of"),
+    ):
+        found = CliRunner().invoke(app, ["materialize", str(copy), str(tmp_path / "other"), *more])
+        assert found.exit_code == 2 and message in found.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_bundles_are_measured_as_they_are(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(folder, tmp_path / "bundle", budgets=(1.0, 0.5, 0.25))
+    found = certify(tmp_path / "bundle", conditions=(SMALL, replace(SMALL, runtime="onnx")), rounds=5)
+    assert [fit.conditions.runtime for fit in found.fits] == ["onnx"]  # torch means the engine of the bundle
+    assert len(found.fits[0].samples) == 3 and found.fits[0].model is None and found.fits[0].holds
+    assert found.subject["budgets"] == [1.0, 0.5, 0.25]
+    with pytest.raises(OptionError, match="runtime of this bundle must be onnx or onnx-int8; got 'openvino'"):
+        certify(tmp_path / "bundle", conditions=(replace(SMALL, runtime="openvino"),))
+    with pytest.raises(OptionError, match="precision must be one that the bundle holds"):
+        certify(tmp_path / "bundle", conditions=(replace(SMALL, runtime="onnx-int8"),))
+    monkeypatch.setattr(certifying, "measure", None)  # the certificate is found again
+    asked = []
+
+    def afresh(path: Path, budget: float, conditions: Conditions) -> LatencyTable:
+        asked.append(budget)
+        return table_of(8.0, {1.0: 8.0, 0.5: 4.5, 0.25: 2.0}[budget])
+
+    monkeypatch.setattr(targets, "_measured_afresh", afresh)
+    assert budget_for(tmp_path / "bundle", "2x", conditions=SMALL).budget == 0.25
+    assert budget_for(tmp_path / "bundle", "1x", conditions=SMALL).budget == 1.0
+    with pytest.raises(BudgetError, match=r"got 5x, and the fastest is 2 ms at budget 0\.25, 4x"):
+        budget_for(tmp_path / "bundle", "5x", conditions=SMALL)
+    assert set(asked) == {1.0, 0.5, 0.25} or 0.25 in asked
+
+
+def test_a_model_is_trained_under_a_budget_of_time(folder: Path, tmp_path: Path) -> None:
+    (path,) = (folder / "certificates").iterdir()
+    table = certified_costs("latency", path)
+    fit = read_certificates(folder)[0].fits[0]
+    assert fit.model is not None and table.fixed == round(1e6 * fit.model.fixed_ms)
+    with pytest.raises(OptionError, match="goes with --cost latency"):
+        certified_costs("macs", path)
+    with pytest.raises(OptionError, match="cost must be measured on the model's sizes"):
+        tiny_budgeted(sizes={**SIZES, "intermediate_size": 64}, cost=table)
+    data, encoder = tiny_data(tmp_path / "data"), tiny_folder(tmp_path / "encoder", **SIZES)
+    options = TrainOptions(warm_epochs=1, adapt_epochs=1, batch_size=16, neuron_block=8, cost=table, budgets=(1.0,))
+    trained = train(str(encoder), str(data), tmp_path / "out", options, measure_latency=False)
+    model: BudgetedModel = rheostat.load(trained.folder)
+    assert model.costs == table
+    assert "latency" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -22,7 +22,7 @@ from rheostat.page import Content, read_content, write_page, write_picture
 from rheostat.quality import quality_at
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-LABELS = ("good </script><b>", "bad & worse")
+LABELS = ("good </script><!-- <b>", "bad & worse")
 LATENCY = LatencyModel(0.3, 0.05, 0.25, 0.05, 0.008)
 
 
@@ -52,9 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared")
     lines = [
-        {"method": method, "budget": budget, "share": share, "mean": mean}
+        {
+            "method": method, "budget": budget, "share": share, "mean": mean, "below_dense": 91.0 - mean,
+            "below_low": 90.0 - mean, "below_high": 92.0 - mean,
+        }
         for method, budget, share, mean in (
             ("dense", None, 1.0, 91.0), ("post-hoc", 0.5, 0.49, 70.0), ("linear", None, 0.0, 80.0),
+            ("soft", 0.5, 0.49, 85.0), ("fewer-layers", None, 0.507, 84.0), ("fewer-layers", None, 0.3, 84.0),
         )
     ]  # fmt: skip
     (out / "table.json").write_text(json.dumps(lines), encoding="utf-8")
@@ -78,13 +82,26 @@ def test_the_content_is_that_of_the_checkpoint(folder: Path, comparison: Path) -
     assert shares == sorted(shares) and shares[-1] == 1.0 and shares[0] == model.floor
     assert {row["share"] for row in found.evaluated} <= set(shares)  # the slider can stand where it was evaluated
     assert all(a["macs"] <= b["macs"] for a, b in zip(found.budgets[:-1], found.budgets[1:], strict=True))
-    assert [row["method"] for row in found.baselines] == ["dense", "post-hoc"]  # a linear model has no such latency
+    full_ms, one_layer = LATENCY.predict((4, 4), (64, 64)), LATENCY.predict((4, 0), (64, 0))
+    half = model.subnet(0.49)
+    assert [(row["method"], row["ms"]) for row in found.baselines] == [
+        ("dense", full_ms),
+        ("post-hoc", LATENCY.predict(half.head_counts, half.neuron_counts)),
+        ("linear", None),  # a linear model has no such latency
+        ("soft", full_ms),  # nothing is faster with soft gates
+        ("fewer-layers", one_layer),
+        ("fewer-layers", None),  # no number of layers has this share
+    ]
+    assert (found.baselines[1]["low"], found.baselines[1]["high"]) == (69.0, 71.0)
 
 
 def test_what_cannot_be_reported_is_refused(folder: Path, tmp_path: Path) -> None:
     tiny_budgeted(sizes=SIZES).save_pretrained(tmp_path / "new")
     with pytest.raises(OptionError, match="must have been evaluated"):
         read_content(tmp_path / "new")
+    tiny_budgeted(sizes=SIZES, selection="top-k").save_pretrained(tmp_path / "top-k")
+    with pytest.raises(OptionError, match="selection must be nested"):
+        read_content(tmp_path / "top-k")
     rheostat.load(folder).materialize(0.5).save_pretrained(tmp_path / "small")
     with pytest.raises(OptionError, match="must be a budgeted checkpoint"):
         read_content(tmp_path / "small")
@@ -100,6 +117,9 @@ def test_the_page_holds_all_it_needs_and_escapes_what_it_is_given(
     text = path.read_text("utf-8")
     assert path.stat().st_size < 2_000_000
     assert "good </script>" not in text and text.count("</script>") == 4
+    embedded = text.split('id="content">')[1].split("</script>")[0]
+    assert json.loads(embedded)["facts"]["labels"] == list(LABELS)
+    assert text.count("<th scope='row'>") == 6
     own = text[: text.index("<script>")]
     assert "http://" not in own and " src=" not in own and "<link" not in own
 
@@ -164,7 +184,7 @@ def test_the_slider_moves_and_the_numbers_change(
         return str(browser.execute_script("return document.querySelector('#kept svg').innerHTML"))
 
     slider = browser.find_element("id", "budget")
-    assert text("now-budget") == "1.000" and text("now-accuracy") == "100.00 %" and text("now-ms") == "3.52 ms"
+    assert text("now-budget") == "1.000" and text("now-accuracy") == "100.00 %" and text("now-ms") == "3.40 ms"
     before = bars()
     slider.send_keys("\ue012")  # the left arrow key
     smaller = content.budgets[-2]
@@ -175,7 +195,8 @@ def test_the_slider_moves_and_the_numbers_change(
     assert text("now-budget") == f"{content.budgets[0]['budget']:.3f}" and text("now-accuracy") == "not evaluated"
     wait(browser, "return document.querySelector('#kept svg').innerHTML !== arguments[0]", before)
     shown = browser.execute_script("return [...document.querySelectorAll('#kept-table td')].map((x) => x.textContent)")
-    assert shown == ["heads", "0", "0", "neurons", "0", "0"]
+    assert shown == ["0", "0", "0", "0"]
+    wait(browser, "return document.querySelectorAll('#classes svg .mark-rect path').length === 0")
     assert len(browser.execute_script("return document.querySelectorAll('#table tbody tr')")) == 3
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     ink = browser.execute_script("return getComputedStyle(document.body).color")

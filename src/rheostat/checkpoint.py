@@ -235,10 +235,10 @@ def naming_damage(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all; text as UTF-8."""
     new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8")
+    new.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(new, path)
 
 

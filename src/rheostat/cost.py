@@ -79,14 +79,13 @@ class CostTable:
             "per_neuron": list(self.per_neuron),
             "fixed": self.fixed,
         }
-        if self.name == LATENCY:
-            record |= {
-                "first_head": list(self.first_head),
-                "first_neuron": list(self.first_neuron),
-                "neuron_step": self.neuron_step,
-                "conditions": dict(self.conditions),
-            }
-        return record
+        more = {
+            "first_head": list(self.first_head),
+            "first_neuron": list(self.first_neuron),
+            "neuron_step": self.neuron_step if self.neuron_step > 1 else None,
+            "conditions": dict(self.conditions),
+        }
+        return record | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> CostTable:

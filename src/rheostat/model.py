@@ -546,6 +546,14 @@ def wrap(
             f"cost must be a table of {len(shape.layers)} layers, as the model has; got {len(costs.per_head)}. "
             "Certify a checkpoint of this size"
         )
+    measured = dict(costs.conditions).get("shape", shape.to_json())
+    if measured != shape.to_json():
+        raise OptionError(
+            f"cost must be measured on the model's sizes, {shape.to_json()}; got {measured}. Certify a checkpoint of "
+            "this size"
+        )
+    if costs.neuron_step > neuron_block and costs.neuron_step % neuron_block == 0:
+        neuron_block = costs.neuron_step  # a block within a step would cost nothing, and pay nothing
     if costs.name == LATENCY and selection == "top-k":
         raise OptionError("selection must be nested for latency, which is no sum over units; got top-k")
     default = default_minimum(costs.name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rheostat.certify.latency import LatencyModel, Sample
+from rheostat.certify.runtimes import RUNTIMES, engine_of
 from rheostat.checkpoint import write_whole
 from rheostat.errors import CheckpointError
 
@@ -78,8 +80,12 @@ class Fit:
         return self.median_error is None or self.median_error <= self.limit
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {**asdict(self), "limit": self.limit, "holds": self.holds}
+        """Return a JSON-ready form, with the residual of every sample."""
+        found = {**asdict(self), "limit": self.limit, "holds": self.holds}
+        if self.model is not None:
+            predicted = [self.model.predict(sample.heads, sample.neurons) for sample in self.samples]
+            found["residuals_ms"] = [sample.ms - ms for sample, ms in zip(self.samples, predicted, strict=True)]
+        return found
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Fit:
@@ -87,8 +93,11 @@ class Fit:
         samples = tuple(
             Sample(**{**s, "heads": tuple(s["heads"]), "neurons": tuple(s["neurons"])}) for s in record["samples"]
         )
+        conditions = Conditions(**record["conditions"])
+        if conditions.runtime not in RUNTIMES or not samples:
+            raise ValueError(f"runtime {conditions.runtime!r}, {len(samples)} samples")
         return cls(
-            conditions=Conditions(**record["conditions"]),
+            conditions=conditions,
             samples=samples,
             model=None if record["model"] is None else LatencyModel(**record["model"]),
             noise=float(record["noise"]),
@@ -152,6 +161,8 @@ def read_certificate(path: Path) -> Certificate:
                 "Install a newer rheostat, or certify again"
             )
         fits = tuple(Fit.from_json(fit) for fit in record["fits"])
+        if not fits:
+            raise ValueError("no fits")
         return Certificate(record["name"], record["subject"], record["environment"], fits)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
@@ -190,6 +201,22 @@ def differences(certificate: Certificate, now: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def warn_of(certificate: Certificate, fit: Fit, now: Mapping[str, Any], *, stacklevel: int) -> None:
+    """Warn where a certificate is of another machine, or predicts badly."""
+    changed = differences(certificate, now)
+    if changed:
+        warnings.warn(
+            f"certificate {certificate.name!r} was measured elsewhere: {'; '.join(changed)}. Run rheostat certify here",
+            stacklevel=stacklevel,
+        )
+    if not fit.holds:
+        warnings.warn(
+            f"certificate {certificate.name!r} predicts {100 * (fit.median_error or 0):.1f} % wrong at the median, "
+            f"more than {100 * fit.limit:.1f} %. Run rheostat certify again on a quiet machine",
+            stacklevel=stacklevel,
+        )
+
+
 def _packages(fits: Sequence[Fit]) -> list[str]:
-    runtimes = {fit.conditions.runtime.removesuffix("-int8") for fit in fits}
-    return sorted({"torch": "torch", "onnx": "onnxruntime", "openvino": "openvino"}[name] for name in runtimes)
+    packages = {"torch": "torch", "onnx": "onnxruntime", "openvino": "openvino"}
+    return sorted({packages[engine_of(fit.conditions.runtime)] for fit in fits})

@@ -6,6 +6,8 @@ import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,12 @@ import numpy as np
 
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.bundle import Bundle, open_bundle
+from rheostat.bundle.manifest import read_bundle_info
 from rheostat.certify.certificate import Certificate, Conditions, Fit
-from rheostat.certify.latency import Sample, fit_latency, relative_errors
-from rheostat.certify.runtimes import Call, bundle_call, bundle_runtime, check_runtime, subnet_call
+from rheostat.certify.latency import Sample, fit_latency, relative_errors, step_of
+from rheostat.certify.runtimes import Call, bundle_call, check_runtime, engine_of, subnet_call
 from rheostat.checkpoint import BUNDLE_MANIFEST, existing_folder
-from rheostat.errors import OptionError
+from rheostat.errors import OptionError, missing
 from rheostat.measure import LatencyTable, Measurement, Progress, environment, measure
 from rheostat.subnet import KINDS, Subnet
 
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
 PERCENTILES = ("90", "95")
 # The budgets of the usual table, whose latency is then a measured one, and some in between.
 GRID = (*DEFAULT_BUDGETS[1:], 0.9, 0.6, 0.42, 0.3, 0.2, 0.16, 0.1)
+LEAST_POINTS = 12
 WIDTH_STEP = 8  # the finest width that kernels could care about
-MOST_WIDTHS, MOST_HEADS = 9, 8
+MOST_WIDTHS, MOST_HEADS = 17, 8
 
 
 def certify(
@@ -50,141 +54,174 @@ def certify(
 
     Args:
         path: Folder of a checkpoint or a bundle.
-        conditions: What to measure; each is one interleaved run. The runtime of a bundle is its own.
-        name: Of the file ``certificates/NAME.json`` in the folder.
+        conditions: What to measure; each is one interleaved run. The engine of a bundle is its own.
+        name: Of the file ``certificates/NAME.json`` in the folder, written anew after each run.
         points: Subnets of a checkpoint.
         rounds: Of each run, at least 5.
-        widths: Whether to find out which widths pay, at the first conditions.
+        widths: Whether to find out which widths pay, in a run before the first.
         seed: Of the random subnets.
         save: Whether to write the file.
         progress: Called with (blocks done, blocks in all) of each run.
 
     Raises:
-        RheostatError: anything that can't be measured, in one line.
+        RheostatError: anything that can't be measured, in one line, before the first run.
     """
     folder = existing_folder(path)
     if not name or Path(name).name != name or not conditions:
         raise OptionError(f"name must be that of a file, and conditions not empty; got {name!r}. Try machine")
-    if (folder / BUNDLE_MANIFEST).is_file():
-        fits, subject = _certify_bundle(folder, conditions, rounds, progress)
-    else:
+    chosen = list(dict.fromkeys(settled(folder, asked) for asked in conditions))
+    subject = _BundleSubject(folder) if is_bundle(folder) else _CheckpointSubject(folder, points, seed, widths)
+    for asked in chosen:
+        subject.check(asked)
+    fits: list[Fit] = []
+    for asked in chosen:
+        fits.append(subject.fit(asked, rounds, progress))
+        certificate = Certificate(name, subject.told(), environment(), tuple(fits))
+        if save:
+            certificate.save(folder)
+    return certificate
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle and not a checkpoint."""
+    return (folder / BUNDLE_MANIFEST).is_file()
+
+
+def settled(folder: Path, asked: Conditions) -> Conditions:
+    """Return conditions with a runtime that is known; a bundle has one engine, and ``torch`` means just that.
+
+    Raises:
+        OptionError: unknown runtime, or one that the bundle is not for.
+    """
+    check_runtime(asked.runtime)
+    if not is_bundle(folder):
+        return asked
+    engine = read_bundle_info(folder, verify=False).engine
+    if asked.runtime == "torch":
+        return replace(asked, runtime=engine)
+    if engine_of(asked.runtime) != engine:
+        raise OptionError(f"runtime of this bundle must be {engine} or {engine}-int8; got {asked.runtime!r}")
+    return asked
+
+
+def refuse_top_k(selection: str) -> None:
+    """Refuse a checkpoint whose budgets are no prefixes.
+
+    Raises:
+        OptionError: its selection is ``top-k``.
+    """
+    if selection == "top-k":
+        raise OptionError("selection must be nested to certify budgets in time; got top-k. Train with nested")
+
+
+class _CheckpointSubject:
+    """A checkpoint that is measured."""
+
+    def __init__(self, folder: Path, points: int, seed: int, widths: bool) -> None:
+        for package in ("torch", "transformers", "scipy"):
+            if find_spec(package) is None:
+                raise missing(package, "train")
         from rheostat.model import BudgetedModel, load
 
         model = load(folder)
         if not isinstance(model, BudgetedModel):
             raise OptionError(f"{str(folder)!r} must be a budgeted checkpoint or a bundle. Certify the whole model")
-        fits, subject = [], subject_of(model)
-        for i, asked in enumerate(conditions):
-            fits.append(
-                certify_model(
-                    model, asked, points=points, rounds=rounds, widths=widths and i == 0, seed=seed, progress=progress
-                )
+        refuse_top_k(model.selection)
+        if points < LEAST_POINTS:
+            raise OptionError(
+                f"points must be at least {LEAST_POINTS}, half of which are held out; got {points}. The default is 24"
             )
-    certificate = Certificate(name, subject, environment(), tuple(fits))
-    if save:
-        certificate.save(folder)
-    return certificate
+        self.model, self.points, self.seed = model, points, seed
+        self.widths_left = widths
 
+    def told(self) -> dict[str, Any]:
+        """Return what a certificate says it is about."""
+        return {
+            "kind": "checkpoint",
+            "model_type": str(self.model.config.model_type),
+            "shape": self.model.shape.to_json(),
+        }
 
-def subject_of(model: BudgetedModel) -> dict[str, Any]:
-    """Return what a certificate says it is about."""
-    return {
-        "kind": "checkpoint",
-        "model_type": str(model.config.model_type),
-        "shape": model.shape.to_json(),
-        "neuron_block": max((unit.size for unit in model.order.units if unit.kind == "neuron"), default=0),
-    }
+    def check(self, conditions: Conditions) -> None:
+        """Refuse what can't be measured."""
+        from rheostat.timing import check_timed
 
+        check_timed(self.model, (), length=conditions.length, form="materialized")
+        engine = engine_of(conditions.runtime)
+        for package in {"onnx": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}.get(engine, ()):
+            if find_spec(package) is None:
+                raise missing(package, "export" if package == "onnx" else engine)
 
-def certify_model(
-    model: BudgetedModel,
-    conditions: Conditions,
-    *,
-    points: int = 24,
-    rounds: int = 7,
-    widths: bool = False,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Fit:
-    """Return the fit of a model at some conditions: one interleaved run over its grid.
-
-    Raises:
-        OptionError: unknown runtime, too few points, or more tokens than the model takes.
-    """
-    from rheostat.timing import check_timed
-
-    check_runtime(conditions.runtime)
-    check_timed(model, (), length=conditions.length, form="materialized")
-    if points < 12:
-        raise OptionError(f"points must be at least 12, half of which are held out; got {points}. The default is 24")
-    grid = grid_of(model, points, seed)
-    named = {f"subnet {i}": subnet for i, subnet in enumerate(grid)}
-    width_nets = _widths(model) if widths else {}
-    head_nets = _head_counts(model) if widths else {}
-    if widths:
-        named |= {f"width {n}": subnet for n, subnet in width_nets.items()}
-        named |= {f"heads {n}": subnet for n, subnet in head_nets.items()}
-    model.eval()
-    with tempfile.TemporaryDirectory() as scratch:
-        opened: dict[Subnet, Call] = {}
-        for subnet in named.values():
-            if subnet not in opened:
-                opened[subnet] = subnet_call(model, subnet, conditions, Path(scratch))
-        table = _timed({key: opened[subnet] for key, subnet in named.items()}, conditions, rounds, progress)
-    samples = tuple(
-        sample_of(subnet.head_counts, subnet.neuron_counts, table[f"subnet {i}"], held_out=i % 2 == 1)
-        for i, subnet in enumerate(grid)
-    )
-    fitted = fit_latency(samples)
-    held_out = [sample for sample in samples if sample.held_out]
-    return Fit(
-        conditions=conditions,
-        samples=samples,
-        model=fitted,
-        noise=_noise(table),
-        median_error=float(np.median(relative_errors(fitted, held_out))),
-        tail=_tail(table),
-        widths=_that_pay({n: table[f"width {n}"].latency_ms_p50 for n in width_nets}, _noise(table)),
-        head_counts=_that_pay({n: table[f"heads {n}"].latency_ms_p50 for n in head_nets}, _noise(table)),
-    )
+    def fit(self, conditions: Conditions, rounds: int, progress: Progress | None) -> Fit:
+        """Measure one set of conditions."""
+        sizes = _sizes(self.model, conditions, rounds, progress) if self.widths_left else ({}, {}, 0.0)
+        width_ms, head_ms, noise = sizes
+        self.widths_left = False
+        grid = grid_of(self.model, self.points, self.seed)
+        table = _timed_subnets(self.model, {f"{i}": s for i, s in enumerate(grid)}, conditions, rounds, progress)
+        samples = tuple(
+            _sample(subnet.head_counts, subnet.neuron_counts, table[f"{i}"], held_out=i % 2 == 1)
+            for i, subnet in enumerate(grid)
+        )
+        fitted = fit_latency(samples, step_of(width_ms))
+        held_out = [sample for sample in samples if sample.held_out]
+        return Fit(
+            conditions=conditions,
+            samples=samples,
+            model=fitted,
+            noise=_noise(table),
+            median_error=float(np.median(relative_errors(fitted, held_out))),
+            tail=_tail(table),
+            widths=_that_pay(width_ms, noise),
+            head_counts=_that_pay(head_ms, noise),
+        )
 
 
 def grid_of(model: BudgetedModel, points: int, seed: int) -> list[Subnet]:
-    """Return the subnets to measure: the full one, prefixes of the order, and random choices in every layer."""
-    prefixes = [model.order.subnet(b) for b in GRID if b >= model.floor][: points // 2]
+    """Return distinct subnets to measure: the full one, prefixes of the order, and random choices in every layer.
+
+    Neurons vary in the random ones whatever the cost model, or what they take could not be told from what is fixed.
+    """
     rng = np.random.default_rng(seed)
-    units = model.order.units
-    sizes: dict[tuple[int, str], list[int]] = {}
-    for unit in units:
-        sizes.setdefault((unit.layer, unit.kind), [0]).append(unit.stop)
-    chosen = [Subnet.full(model.shape), *prefixes]
-    while len(chosen) < points:
+    prefixes = [model.order.subnet(b) for b in GRID if b >= model.floor]
+    chosen = list(dict.fromkeys([Subnet.full(model.shape), *prefixes]))[: points // 2 + 1]
+    steps: dict[str, int] = {
+        kind: max((unit.size for unit in model.order.units if unit.kind == kind), default=32) for kind in KINDS
+    }
+    for _ in range(100 * points):
+        if len(chosen) == points:
+            break
         counts = {
             kind: [
-                int(rng.choice(sizes[layer, kind])) if (layer, kind) in sizes else model.shape.size(layer, kind)
-                for layer in range(len(model.shape.layers))
+                int(rng.choice([*range(0, model.shape.size(i, kind), steps[kind]), model.shape.size(i, kind)]))
+                for i in range(len(model.shape.layers))
             ]
             for kind in KINDS
         }
-        chosen.append(Subnet.prefix(model.shape, counts["head"], counts["neuron"]))
+        subnet = Subnet.prefix(model.shape, counts["head"], counts["neuron"])
+        chosen += [subnet] * (subnet not in chosen)
     return chosen
 
 
-def _widths(model: BudgetedModel) -> dict[int, Subnet]:
-    """Return subnets whose layers keep every head and n neurons, n in the finest steps."""
-    least = min(layer.intermediate_size for layer in model.shape.layers)
-    start = max(least // 8 // (8 * WIDTH_STEP) * 8 * WIDTH_STEP, WIDTH_STEP)
-    counts = [n for n in range(start, start + MOST_WIDTHS * WIDTH_STEP, WIDTH_STEP) if n <= least]
-    heads = [layer.num_attention_heads for layer in model.shape.layers]
-    return {n: Subnet.prefix(model.shape, heads, [n] * len(heads)) for n in counts}
+def _sizes(
+    model: BudgetedModel, conditions: Conditions, rounds: int, progress: Progress | None
+) -> tuple[dict[int, float], dict[int, float], float]:
+    """Return the latency by neurons a layer, by heads a layer, and the noise of that run."""
+    shape, least = model.shape, {kind: min(_sizes_of(model, kind)) for kind in KINDS}
+    start = max(least["neuron"] // 8 // (8 * WIDTH_STEP) * 8 * WIDTH_STEP, WIDTH_STEP)
+    widths = [start + i * WIDTH_STEP for i in range(MOST_WIDTHS) if start + i * WIDTH_STEP <= least["neuron"]]
+    heads = list(range(1, min(least["head"], MOST_HEADS) + 1))
+    layers = len(shape.layers)
+    named = {f"width {n}": Subnet.prefix(shape, _sizes_of(model, "head"), [n] * layers) for n in widths}
+    eighth = [n // 8 for n in _sizes_of(model, "neuron")]
+    named |= {f"heads {n}": Subnet.prefix(shape, [n] * layers, eighth) for n in heads}
+    table = _timed_subnets(model, named, conditions, rounds, progress)
+    times = {name: row.latency_ms_p50 for name, row in ((row.name, row) for row in table.measurements)}
+    return {n: times[f"width {n}"] for n in widths}, {n: times[f"heads {n}"] for n in heads}, _noise(table)
 
 
-def _head_counts(model: BudgetedModel) -> dict[int, Subnet]:
-    """Return subnets whose layers keep n heads and an eighth of the neurons."""
-    least = min(layer.num_attention_heads for layer in model.shape.layers)
-    neurons = [layer.intermediate_size // 8 for layer in model.shape.layers]
-    counts = range(1, min(least, MOST_HEADS) + 1)
-    return {n: Subnet.prefix(model.shape, [n] * len(neurons), neurons) for n in counts}
+def _sizes_of(model: BudgetedModel, kind: Any) -> list[int]:
+    return [model.shape.size(i, kind) for i in range(len(model.shape.layers))]
 
 
 def _that_pay(times_ms: Mapping[int, float], noise: float) -> tuple[int, ...]:
@@ -195,6 +232,20 @@ def _that_pay(times_ms: Mapping[int, float], noise: float) -> tuple[int, ...]:
         for i, n in enumerate(sizes)
         if all(times_ms[more] > times_ms[n] * (1 + noise / 2) for more in sizes[i + 1 :]) or i == len(sizes) - 1
     )
+
+
+def _timed_subnets(
+    model: BudgetedModel,
+    named: Mapping[str, Subnet],
+    conditions: Conditions,
+    rounds: int,
+    progress: Progress | None,
+) -> LatencyTable:
+    """Time subnets in one interleaved run, the first one twice."""
+    model.eval()
+    with tempfile.TemporaryDirectory() as scratch:
+        calls = {name: subnet_call(model, subnet, conditions, Path(scratch)) for name, subnet in named.items()}
+        return _timed(calls, conditions, rounds, progress)
 
 
 def _timed(calls: Mapping[str, Call], conditions: Conditions, rounds: int, progress: Progress | None) -> LatencyTable:
@@ -220,37 +271,38 @@ def _tail(table: LatencyTable) -> dict[str, float]:
     return {p: median(p) for p in PERCENTILES}
 
 
-def _certify_bundle(
-    folder: Path, conditions: Sequence[Conditions], rounds: int, progress: Progress | None
-) -> tuple[list[Fit], dict[str, Any]]:
-    """Measure every point of a bundle; int8 where the conditions ask for it."""
-    fits, subject = [], {}
-    for asked in conditions:
-        precision = "int8" if asked.runtime.endswith("-int8") else "float32"
-        bundle = open_bundle(folder, precision=precision, threads=asked.threads)
-        chosen = Conditions(asked.batch, asked.length, asked.threads, bundle_runtime(bundle))
-        calls = {f"{budget:g}": bundle_call(bundle, budget, chosen) for budget in bundle.budgets}
-        table = _timed(calls, chosen, rounds, progress)
-        fits.append(
-            Fit(
-                conditions=chosen,
-                samples=tuple(_sample(bundle, b, table[f"{b:g}"]) for b in bundle.budgets),
-                model=None,
-                noise=_noise(table),
-                median_error=None,
-                tail=_tail(table),
-            )
-        )
-        subject = {"kind": "bundle", "model_type": bundle.info.model_type, "budgets": list(bundle.budgets)}
-    return fits, subject
+class _BundleSubject:
+    """A bundle that is measured: every point as it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.info = folder, read_bundle_info(folder)
+
+    def told(self) -> dict[str, Any]:
+        """Return what a certificate says it is about."""
+        return {"kind": "bundle", "model_type": self.info.model_type, "budgets": list(self.info.budgets)}
+
+    def check(self, conditions: Conditions) -> None:
+        """Refuse what can't be measured: int8 that the bundle has not, or a runtime that is not installed."""
+        self._open(conditions, self.info.budgets[-1:])
+
+    def _open(self, conditions: Conditions, budgets: Sequence[float] | None = None) -> Bundle:
+        precision = "int8" if conditions.runtime.endswith("-int8") else "float32"
+        return open_bundle(self.folder, precision=precision, threads=conditions.threads, budgets=budgets, verify=False)
+
+    def fit(self, conditions: Conditions, rounds: int, progress: Progress | None) -> Fit:
+        """Measure one set of conditions."""
+        bundle = self._open(conditions)
+        calls = {f"{budget:g}": bundle_call(bundle, budget, conditions) for budget in bundle.budgets}
+        table = _timed(calls, conditions, rounds, progress)
+        samples = []
+        for budget in bundle.budgets:
+            kept = bundle.point(budget).kept
+            heads, neurons = (tuple(len(ids) for ids in kept[kind]) for kind in ("heads", "neurons"))
+            samples.append(_sample(heads, neurons, table[f"{budget:g}"]))
+        return Fit(conditions, tuple(samples), None, _noise(table), None, _tail(table))
 
 
-def _sample(bundle: Bundle, budget: float, row: Measurement) -> Sample:
-    kept = bundle.point(budget).kept
-    return sample_of(tuple(len(ids) for ids in kept["heads"]), tuple(len(ids) for ids in kept["neurons"]), row)
-
-
-def sample_of(heads: tuple[int, ...], neurons: tuple[int, ...], row: Measurement, *, held_out: bool = False) -> Sample:
+def _sample(heads: tuple[int, ...], neurons: tuple[int, ...], row: Measurement, *, held_out: bool = False) -> Sample:
     """Return a measured subnet."""
     ms = row.latency_ms_p50
     low, high = ms * row.speedup / row.speedup_high, ms * row.speedup / row.speedup_low

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rheostat.cost import CostTable
+from rheostat.cost import LATENCY, CostTable
 from rheostat.errors import OptionError, missing
 from rheostat.subnet import ModelShape
 
 STEPS = (1, 16, 32, 64)  # widths that kernels may round up to
+SURE_OF_A_STEP = 0.5  # of the squared residual of a straight line: a step must explain that much
 FEATURES = 5
 NANOSECONDS = 1_000_000  # in a millisecond
 
@@ -78,7 +79,7 @@ class LatencyModel:
             return (max(round(ms * NANOSECONDS), least),) * layers
 
         return CostTable(
-            "latency",
+            LATENCY,
             sequence_length,
             each(self.head_ms, 1),
             each(self.neuron_ms, 1),
@@ -94,10 +95,12 @@ class LatencyModel:
         return asdict(self)
 
 
-def fit_latency(samples: Sequence[Sample]) -> LatencyModel:
+def fit_latency(samples: Sequence[Sample], neuron_step: int = 1) -> LatencyModel:
     """Return the model that fits the samples that are not held out: non-negative least squares of relative errors.
 
-    The neuron step is the one with the smallest residual; a larger one must be at least 1 % better than none.
+    Args:
+        samples: Measured subnets.
+        neuron_step: What widths are rounded up to; see :func:`step_of`.
 
     Raises:
         OptionError: fewer samples than coefficients.
@@ -110,16 +113,32 @@ def fit_latency(samples: Sequence[Sample]) -> LatencyModel:
     seen = [sample for sample in samples if not sample.held_out]
     if len(seen) < FEATURES:
         raise OptionError(f"samples to fit must be at least {FEATURES}; got {len(seen)}. Measure more subnets")
-    best, least = LatencyModel(0.0, 0.0, 0.0, 0.0, 0.0), np.inf
+    rows = np.array([_features(sample.heads, sample.neurons, neuron_step) / sample.ms for sample in seen])
+    scale = rows.max(axis=0)  # neurons are thousands, layers a few
+    scale[scale == 0] = 1.0
+    weights, _ = nnls(rows / scale, np.ones(len(seen)))
+    fixed, first_head, head, first_neuron, neuron = (weights / scale).tolist()
+    return LatencyModel(fixed, first_head, head, first_neuron, neuron, neuron_step)
+
+
+def step_of(times_ms: Mapping[int, float]) -> int:
+    """Return what widths are rounded up to, judged by the latency of fine widths; 1 where a straight line does as well.
+
+    A step of s explains the times if a line through ``up(width)``, rounded up to whole s, leaves less than half of the
+    squared residual of a line through the width itself.
+    """
+    if len(times_ms) < 6:
+        return 1
+    widths, times = np.array(sorted(times_ms), dtype=np.float64), np.array([times_ms[n] for n in sorted(times_ms)])
+    residual = {}
     for step in STEPS:
-        rows = np.array([_features(sample.heads, sample.neurons, step) / sample.ms for sample in seen])
-        scale = rows.max(axis=0)  # neurons are thousands, layers a few
-        scale[scale == 0] = 1.0
-        weights, residual = nnls(rows / scale, np.ones(len(seen)))
-        if residual < 0.99 * least:
-            fixed, first_head, head, first_neuron, neuron = (weights / scale).tolist()
-            best, least = LatencyModel(fixed, first_head, head, first_neuron, neuron, step), residual
-    return best
+        rounded = np.ceil(widths / step) * step
+        if len(set(rounded)) < 3:
+            continue
+        line = np.polynomial.Polynomial.fit(rounded, times, 1)
+        residual[step] = float(((times - line(rounded)) ** 2).sum())
+    best = min(residual, key=lambda step: residual[step])
+    return best if residual[best] < SURE_OF_A_STEP * residual[1] else 1
 
 
 def relative_errors(model: LatencyModel, samples: Sequence[Sample]) -> NDArray[np.float64]:

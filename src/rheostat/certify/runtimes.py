@@ -32,6 +32,11 @@ def check_runtime(name: str) -> str:
     return name
 
 
+def engine_of(runtime: str) -> str:
+    """Return the engine of a runtime: ``onnx`` of ``onnx-int8``."""
+    return runtime.removesuffix("-int8")
+
+
 def subnet_call(model: BudgetedModel, subnet: Subnet, conditions: Conditions, scratch: Path) -> Call:
     """Return a call that runs a subnet, materialized, on random tokens without padding.
 
@@ -45,20 +50,24 @@ def subnet_call(model: BudgetedModel, subnet: Subnet, conditions: Conditions, sc
 
     inputs: dict[str, Any] = dict(random_inputs(model, conditions.batch, conditions.length))
     if conditions.runtime == "torch":
-        small = model.base if subnet.is_full else model.materialize(subnet=subnet).eval()
+        small: Any = model.base
+        if not subnet.is_full:
+            small = model.materialize(subnet=subnet).eval()
+            embeddings: Any = model.base
+            small.set_input_embeddings(embeddings.get_input_embeddings())  # two dozen copies would fill the memory
         return partial(run_once, small, inputs)
     from rheostat.bundle.engines import open_session
     from rheostat.export.exporting import input_names
     from rheostat.export.graphs import build_graph
 
-    engine, _, precision = conditions.runtime.partition("-")
+    engine = engine_of(conditions.runtime)
     names = input_names(model)
     small = model.materialize(subnet=subnet).eval().float().cpu()
     graph = build_graph(small, model.spec, names, fused=engine == "onnx")
     path = scratch / f"{len(list(scratch.iterdir()))}.onnx"
     _save(graph, path)
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
-    if precision:
+    if conditions.runtime != engine:
         from rheostat.export.int8 import methods_for, quantized
 
         known = {name: arrays.get(name, np.zeros_like(arrays["input_ids"])) for name in names}
@@ -75,11 +84,6 @@ def bundle_call(bundle: Bundle, budget: float, conditions: Conditions) -> Call:
     session = bundle.session(budget, strict=True)
     ids = np.ones((conditions.batch, conditions.length), dtype=np.int64)  # any vocabulary has a second word
     return partial(session.run, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-
-
-def bundle_runtime(bundle: Bundle) -> str:
-    """Return the runtime of an opened bundle."""
-    return bundle.info.engine if bundle.precision == "float32" else f"{bundle.info.engine}-int8"
 
 
 def _save(graph: Any, path: Path) -> None:

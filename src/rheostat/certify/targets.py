@@ -8,27 +8,27 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rheostat.bundle.manifest import read_bundle_info
-from rheostat.certify.certificate import Certificate, Conditions, Fit, differences, read_certificates
-from rheostat.certify.certifying import PERCENTILES, certify
-from rheostat.checkpoint import BUNDLE_MANIFEST, existing_folder
+from rheostat.certify.certificate import Certificate, Conditions, Fit, differences, read_certificates, warn_of
+from rheostat.certify.certifying import PERCENTILES, certify, is_bundle, refuse_top_k, settled
+from rheostat.checkpoint import existing_folder, read_manifest
 from rheostat.console import stderr
 from rheostat.errors import BudgetError, OptionError
-from rheostat.measure import LatencyTable, environment
+from rheostat.measure import BASELINE, LatencyTable, environment
+from rheostat.order import UnitOrder
 
 UNITS_MS = {"ms": 1.0, "s": 1000.0, "us": 0.001}
-AIM = 0.98  # of the target: what is chosen by a model should survive the noise of a measurement
-SLACK = 0.93  # a verified budget that needs less than this share of the target is tried larger
-MOST_TRIES = 4
+LEAST_MARGIN = 0.01  # of the time: what just holds once does not hold the next time
+NEAR = 0.97  # a budget that is this near to what the measurements allow is not tried again
+MOST_TRIES = 5
+Choice = tuple[float, float]  # budget, predicted milliseconds
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class Promise:
         budget: The budget.
         target: What was asked.
         conditions: Where it holds.
-        percentile: Of the calls that must hold it.
+        percentile: Of the calls that must hold a latency; a speedup is of medians, 50.
         predicted_ms: Latency at that percentile, by the certificate.
         measured_ms: The same, measured in a fresh process; None if it was not verified.
-        speedup: Measured times faster than full, with its interval; None likewise.
+        speedup: Measured times faster than full: median, and the ends of its 95 % interval; None likewise.
+        verdict: What the measurement says of the speedup, ``no measurable speedup`` where intervals overlap.
     """
 
     budget: float
@@ -72,6 +73,7 @@ class Promise:
     predicted_ms: float
     measured_ms: float | None = None
     speedup: tuple[float, float, float] | None = None
+    verdict: str | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -109,75 +111,79 @@ def budget_for(
     """Return the largest budget that holds a target on this machine.
 
     The newest certificate with these conditions chooses; without one they are certified first. Then the choice is
-    measured against the full model in a fresh process, and corrected where it does not hold or leaves room.
+    measured against the full model in a fresh process, and corrected where it does not hold or leaves room. It holds
+    where even the slower end of its 95 % interval does.
 
     Args:
         path: Folder of a checkpoint or a bundle.
         target: For example ``"2x"`` or ``"8ms"``.
-        conditions: Batch, length, threads and runtime.
-        percentile: 50, 90 or 95: the share of calls that a latency must hold for. A speedup is of medians.
+        conditions: Batch, length, threads and runtime; the engine of a bundle is its own.
+        percentile: 50, 90 or 95: the share of calls that a latency must hold for.
         certificate: Use this one.
         verify: Whether to measure.
 
     Raises:
-        OptionError: a target that can't be read.
+        OptionError: a target that can't be read, or a checkpoint that is not nested.
         BudgetError: no budget holds it; the fastest possible is stated.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    asked = conditions or Conditions()
     if str(percentile) not in ("50", *PERCENTILES):
         raise OptionError(f"percentile must be 50, {' or '.join(PERCENTILES)}; got {percentile!r}. Try 95")
     folder = existing_folder(path)
+    asked = settled(folder, conditions or Conditions())
     fit = _fit_of(folder, asked, certificate)
-    tail = 1.0 if percentile == 50 or wanted.speedup is not None else fit.tail[str(percentile)]
-    choices = _choices(folder, fit)
+    of_medians = percentile == 50 or wanted.speedup is not None
+    tail = 1.0 if of_medians else fit.tail[str(percentile)]
+    choices = [(budget, ms * tail) for budget, ms in _choices(folder, fit)]
+    plain = Promise(1.0, wanted, fit.conditions, 50 if of_medians else percentile, choices[-1][1])
 
-    def promise(index: int, table: LatencyTable | None = None) -> Promise:
-        budget, ms = choices[index]
-        found = Promise(budget, wanted, fit.conditions, percentile, ms * tail)
-        return found if table is None else _with_measurement(found, table)
+    def promise(index: int) -> Promise:
+        return replace(plain, budget=choices[index][0], predicted_ms=choices[index][1])
 
     limit = wanted.limit_ms(choices[-1][1])
-    start = _largest(choices, limit * AIM / tail)
-    if not verify:
-        if start < 0:
-            raise _unreachable(wanted, *choices[0], choices[-1][1], tail)
-        return promise(start)
-    return _verified(folder, choices, max(start, 0), promise, wanted)
+    start = len(choices) - 1 if wanted.speedup == 1.0 else _largest(choices, limit * (1 - LEAST_MARGIN))
+    if verify:
+        return _verified(folder, choices, max(start, 0), promise)
+    if start < 0:
+        raise _unreachable(promise(0), choices[0][1], choices[-1][1] / choices[0][1])
+    return promise(start)
 
 
-def _verified(
-    folder: Path,
-    choices: Sequence[tuple[float, float]],
-    index: int,
-    promise: Callable[..., Promise],
-    target: Target,
-) -> Promise:
-    """Measure choices until one holds and a larger one would not, or tries run out."""
+def _verified(folder: Path, choices: Sequence[Choice], index: int, promise: Callable[[int], Promise]) -> Promise:
+    """Measure until the largest choice that holds is known well enough, or tries run out."""
     best: Promise | None = None
-    failed = len(choices)
-    for _ in range(MOST_TRIES):
-        table = _measured_afresh(folder, choices[index][0], promise(index).conditions)
-        tried = promise(index, table)
-        used = share_of_target(tried)
+    held, failed = -1, len(choices)
+    for number in range(MOST_TRIES):
+        if best is None and number == MOST_TRIES - 1:
+            index = 0  # the last try tells whether anything holds
+        tried = judged(folder, promise(index))
+        used = surely_used(tried)
         if used <= 1.0:
-            best = tried if best is None or tried.budget > best.budget else best
-            if used >= SLACK or index == len(choices) - 1:
-                break
+            best, held = tried, index
         else:
-            failed = min(failed, index)
+            failed = index
             if index == 0:
-                full = table["full"].latency_ms_p50
-                raise _unreachable(target, choices[0][0], tried.measured_ms or 0.0, full, 1.0)
+                raise _unreachable(tried, tried.measured_ms or 0.0, (tried.speedup or (1.0,))[0])
         # what the measurement says of the model's error holds for its neighbours too
-        aimed = _largest(choices, choices[index][1] * AIM / used)
-        nearest = index + 1 if used <= 1.0 else index - 1
-        index = max(min(aimed, failed - 1, len(choices) - 1), 0) if aimed != index else nearest
-        if index >= failed or (best is not None and choices[index][0] <= best.budget):
+        aimed = _largest(choices, choices[index][1] / used)
+        index = min(max(aimed, held + 1), failed - 1)
+        if index <= held or (best is not None and best.budget >= NEAR * choices[index][0]):
             break
-    if best is None:
-        raise _unreachable(target, *choices[0], choices[-1][1], 1.0)
+    if best is None:  # not reached: the last try either holds or raises
+        raise _unreachable(promise(0), choices[0][1], choices[-1][1] / choices[0][1])
     return best
+
+
+def judged(path: str | os.PathLike[str], promise: Promise) -> Promise:
+    """Return a promise with what its budget measures now, in a fresh process."""
+    table = _measured_afresh(Path(path), promise.budget, promise.conditions)
+    row = table["asked"] if promise.budget < 1.0 else table["full"]
+    return replace(
+        promise,
+        measured_ms=float(getattr(row, f"latency_ms_p{promise.percentile}")),
+        speedup=(row.speedup, row.speedup_low, row.speedup_high),
+        verdict=row.verdict,
+    )
 
 
 def share_of_target(measured: Promise) -> float:
@@ -193,47 +199,48 @@ def share_of_target(measured: Promise) -> float:
     return measured.measured_ms / (measured.target.ms or 1.0)
 
 
-def judged(path: str | os.PathLike[str], promise: Promise) -> Promise:
-    """Return a promise with what its budget measures now, in a fresh process."""
-    return _with_measurement(promise, _measured_afresh(Path(path), promise.budget, promise.conditions))
+def surely_used(measured: Promise) -> float:
+    """Return the same at the slower end of the interval, and never by less than a margin."""
+    used = share_of_target(measured)
+    if measured.verdict == BASELINE:
+        return used if measured.target.speedup is not None else used * (1 + LEAST_MARGIN)
+    median, low, _ = measured.speedup or (1.0, 1.0, 1.0)
+    return used * max(median / low, 1 + LEAST_MARGIN)
 
 
 def _fit_of(folder: Path, asked: Conditions, certificate: Certificate | None) -> Fit:
     """Return the fit to choose by, saying where it comes from another machine."""
     known = [certificate] if certificate is not None else read_certificates(folder)
     now = environment()
-    ranked = sorted(known, key=lambda c: bool(differences(c, now)))
-    for found in ranked:
+    for found in sorted(known, key=lambda c: bool(differences(c, now))):
         fit = found.fit(asked)
-        if fit is None:
+        if fit is None or (fit.model is None) != is_bundle(folder):
             continue
-        changed = differences(found, now)
-        if changed:
-            warnings.warn(
-                f"certificate {found.name!r} was measured elsewhere: {'; '.join(changed)}. Run rheostat certify here",
-                stacklevel=3,
-            )
-        if not fit.holds:
-            warnings.warn(
-                f"certificate {found.name!r} predicts {100 * (fit.median_error or 0):.1f} % wrong at the median, more "
-                f"than {100 * fit.limit:.1f} %. Run rheostat certify again on a quiet machine",
-                stacklevel=3,
-            )
+        warn_of(found, fit, now, stacklevel=4)
         return fit
     stderr.print(f"- no certificate for {asked}: measuring this machine", highlight=False, soft_wrap=True)
     name = f"{asked.runtime}-batch-{asked.batch}-length-{asked.length}-threads-{asked.threads}"
     return certify(folder, conditions=(asked,), name=name, widths=False).fits[0]
 
 
-def _choices(folder: Path, fit: Fit) -> list[tuple[float, float]]:
+def _choices(folder: Path, fit: Fit) -> list[Choice]:
     """Return (budget, predicted ms) of everything that can be asked for, the smallest first."""
-    if (folder / BUNDLE_MANIFEST).is_file():
+    if is_bundle(folder):
         budgets = read_bundle_info(folder, verify=False).budgets
+        if len(budgets) != len(fit.samples):
+            raise OptionError("certificate must be of this bundle; it has other points. Run rheostat certify again")
         return sorted((b, sample.ms) for b, sample in zip(budgets, fit.samples, strict=True))
-    from rheostat.checkpoint import read_manifest
-    from rheostat.order import UnitOrder
+    manifest = read_manifest(folder)
+    refuse_top_k(str(manifest.get("selection")))
+    return choices_of(UnitOrder.from_json(manifest["order"]), fit)
 
-    order = UnitOrder.from_json(read_manifest(folder)["order"])
+
+def choices_of(order: UnitOrder, fit: Fit) -> list[Choice]:
+    """Return (budget, predicted ms) of every prefix of an order, the smallest first.
+
+    Raises:
+        OptionError: a fit without a latency model, that of a bundle.
+    """
     if fit.model is None:
         raise OptionError("certificate must be of a checkpoint; it is of a bundle. Run rheostat certify on the folder")
     found = []
@@ -244,15 +251,16 @@ def _choices(folder: Path, fit: Fit) -> list[tuple[float, float]]:
     return [pair for pair in found if pair[0] > 0]
 
 
-def _largest(choices: Sequence[tuple[float, float]], limit_ms: float) -> int:
+def _largest(choices: Sequence[Choice], limit_ms: float) -> int:
     """Return the index of the largest choice within a limit, or -1; predictions never fall with the budget."""
     return bisect_right(np.maximum.accumulate([ms for _, ms in choices]), limit_ms) - 1
 
 
-def _unreachable(target: Target, budget: float, ms: float, full_ms: float, tail: float) -> BudgetError:
+def _unreachable(fastest: Promise, ms: float, speedup: float) -> BudgetError:
+    at = "" if fastest.percentile == 50 else f" at the {fastest.percentile}th percentile"
     return BudgetError(
-        f"target must be within reach; got {target}, and the fastest is {ms * tail:.3g} ms at budget {budget:.4g}, "
-        f"{full_ms / ms:.3g}x. Ask for that, or for a shorter length"
+        f"target must be within reach; got {fastest.target}, and the fastest is {ms:.3g} ms{at} at budget "
+        f"{fastest.budget:.4g}, {speedup:.3g}x. Ask for that, or for a shorter length"
     )
 
 
@@ -262,13 +270,6 @@ def _measured_afresh(folder: Path, budget: float, conditions: Conditions) -> Lat
     command = [sys.executable, "-m", "rheostat.certify.verifying"]
     found = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
     if found.returncode:
-        raise OptionError(f"the measurement in a fresh process failed: {found.stderr.strip().splitlines()[-1:]!r}")
+        reason = (found.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise OptionError(f"measuring in a fresh process must work; it failed: {reason}. Try rheostat measure")
     return LatencyTable.from_json(json.loads(found.stdout.splitlines()[-1]))
-
-
-def _with_measurement(found: Promise, table: LatencyTable) -> Promise:
-    row = table["asked"] if found.budget < 1.0 else table["full"]
-    speedup = (row.speedup, row.speedup_low, row.speedup_high)
-    ms: float = getattr(row, f"latency_ms_p{found.percentile}")
-    fields: dict[str, Any] = {**vars(found), "measured_ms": ms, "speedup": speedup}
-    return Promise(**fields)

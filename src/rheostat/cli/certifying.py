@@ -90,7 +90,10 @@ def _told(fit: Fit) -> str:
             f"({'within' if fit.holds else 'above'} {100 * fit.limit:.1f} %)",
         ]
     else:
-        lines += [f"  {sample.ms:.2f} ms, {fit.full_ms / sample.ms:.2f}x" for sample in fit.samples]
+        lines += [
+            f"  {sample.ms:.2f} ms [{sample.low_ms:.2f}, {sample.high_ms:.2f}], {fit.full_ms / sample.ms:.2f}x"
+            for sample in fit.samples
+        ]
     if fit.widths:
         lines.append(f"  neurons a layer that pay: {', '.join(map(str, fit.widths))}")
     if fit.head_counts:

@@ -79,20 +79,21 @@ def materialize(
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
     target: shared.Target = None,
-    batch: shared.TimedBatch = 1,
-    length: shared.TimedLength = 128,
-    threads: shared.TimedThreads = 1,
-    percentile: shared.Percentile = 50,
+    batch: shared.TimedBatch = None,
+    length: shared.TimedLength = None,
+    threads: shared.TimedThreads = None,
+    runtime: shared.Runtime = None,
+    percentile: shared.Percentile = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Write a physically smaller model for one budget; load it with rheostat.load."""
     asked = shared.parsed(budget)
     shared.check_one_given(asked, max_drop, target)
     check_replaceable(out)
-    if target is not None:
-        asked = shared.targeted_budget(
-            folder, target, batch=batch, length=length, threads=threads, percentile=percentile
-        )
+    at_target = shared.targeted_budget(
+        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
+    )
+    asked = asked if at_target is None else at_target
     model = shared.load_budgeted(folder)
     from rheostat.console import stdout
     from rheostat.timing import operating_points
@@ -118,22 +119,24 @@ def predict(
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
     target: shared.Target = None,
-    batch: shared.TimedBatch = 1,
-    length: shared.TimedLength = 128,
-    threads: shared.TimedThreads = 1,
-    percentile: shared.Percentile = 50,
+    batch: shared.TimedBatch = None,
+    length: shared.TimedLength = None,
+    threads: shared.TimedThreads = None,
+    runtime: shared.Runtime = None,
+    percentile: shared.Percentile = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
     shared.needs_training_extra()
     from rheostat.model import BudgetedModel, load
 
-    asked = 1.0 if budget is None and max_drop is None and target is None else shared.parsed(budget)
+    asked = shared.parsed(budget)
     if target is not None:
         shared.check_one_given(asked, max_drop, target)
-        asked = shared.targeted_budget(
-            folder, target, batch=batch, length=length, threads=threads, percentile=percentile
-        )
+    at_target = shared.targeted_budget(
+        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
+    )
+    asked = at_target or (1.0 if asked is None and max_drop is None else asked)
     model = load(folder)
     at: dict[str, float] = {}
     if isinstance(model, BudgetedModel):

@@ -28,6 +28,15 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
     budgets: shared.Budgets = DEFAULT_POINTS,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="<speed>", help="A point more: the largest budget that is this fast here, 2x or 8ms."),
+    ] = None,
+    batch: shared.TimedBatch = None,
+    length: shared.TimedLength = None,
+    threads: shared.TimedThreads = None,
+    runtime: shared.Runtime = None,
+    percentile: shared.Percentile = None,
     validate: Annotated[str | None, typer.Option(help="Labelled rows that every graph is scored on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too.")] = False,
     max_int8_drop: Annotated[
@@ -42,9 +51,14 @@ def export(
     asked = parse_budgets(budgets)
     from rheostat.export import export as run  # tells first what is not installed
 
+    at_target = shared.targeted_budget(
+        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
+    )
     model = shared.load_budgeted(folder)
     if budgets == DEFAULT_POINTS:  # of the usual ones those that can be reached
         asked = reachable(asked, model.floor)
+    if at_target is not None:
+        asked = (*asked, at_target)
     from rheostat.console import stdout
 
     read_options = read(task=model.info.task or "single-label")

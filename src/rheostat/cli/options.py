@@ -30,10 +30,22 @@ Target = Annotated[
         "measuring.",
     ),
 ]
-TimedBatch = Annotated[int, typer.Option("--batch", min=1, help="Rows of a call that --target speaks of.")]
-TimedLength = Annotated[int, typer.Option("--length", min=1, help="Tokens of a row that --target speaks of.")]
-TimedThreads = Annotated[int, typer.Option("--threads", min=1, help="Threads that --target speaks of.")]
-Percentile = Annotated[int, typer.Option(help="Share of calls that --target must hold for: 50, 90 or 95.")]
+TimedBatch = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Rows of a call that --target speaks of; by default 1.")
+]
+TimedLength = Annotated[
+    int | None, typer.Option("--length", min=1, help="Tokens of a row that --target speaks of; by default 128.")
+]
+TimedThreads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads that --target speaks of; by default 1.")
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option(help="What --target speaks of: torch (the default), onnx, openvino, onnx-int8, openvino-int8."),
+]
+Percentile = Annotated[
+    int | None, typer.Option(help="Percent of calls that --target must hold for: 50 (the default), 90 or 95.")
+]
 Batch = Annotated[int, typer.Option(min=1, help="Rows in each timed call.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.")]
 DataSource = Annotated[
@@ -102,19 +114,38 @@ def check_one_given(budget: float | None, max_drop: float | None, target: str | 
 
 
 def targeted_budget(
-    folder: str, target: str, *, batch: int, length: int, threads: int, percentile: int, runtime: str = "torch"
-) -> float:
-    """Return the largest budget that holds a target, and tell on stderr what was measured."""
+    folder: str,
+    target: str | None,
+    *,
+    batch: int | None,
+    length: int | None,
+    threads: int | None,
+    percentile: int | None,
+    runtime: str | None,
+) -> float | None:
+    """Return the largest budget that holds a target, and tell on stderr what was measured; None without a target.
+
+    Raises:
+        OptionError: options that speak of a target, and none.
+    """
+    asked = {"batch": batch, "length": length, "threads": threads, "runtime": runtime}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if target is None:
+        named = [f"--{name}" for name in (*given, *(["percentile"] if percentile is not None else []))]
+        if named:
+            raise OptionError(f"{', '.join(named)} must come with --target; got none. Add for example --target 2x")
+        return None
     from rheostat.certify import Conditions, budget_for, parse_target
     from rheostat.console import stderr
+    from rheostat.measure import NO_SPEEDUP
 
     wanted = parse_target(target)
-    conditions = Conditions(batch=batch, length=length, threads=threads, runtime=runtime)
-    found = budget_for(folder, wanted, conditions=conditions, percentile=percentile)
-    low, high = (found.speedup or (0.0, 0.0, 0.0))[1:]
+    found = budget_for(folder, wanted, conditions=Conditions(**given), percentile=percentile or 50)  # type: ignore[arg-type]
+    median, low, high = found.speedup or (1.0, 1.0, 1.0)
+    speed = NO_SPEEDUP if found.verdict == NO_SPEEDUP else f"{median:.2f}x [{low:.2f}, {high:.2f}]"
     stderr.print(
-        f"Budget {found.budget:.4f} holds {wanted}: {found.measured_ms:.2f} ms at the {percentile}th percentile, "
-        f"{(found.speedup or (0.0,))[0]:.2f}x [{low:.2f}, {high:.2f}] ({found.conditions}).",
+        f"Budget {found.budget:.4f} holds {wanted}: {found.measured_ms:.2f} ms at the {found.percentile}th percentile, "
+        f"{speed} ({found.conditions}).",
         highlight=False,
         soft_wrap=True,
     )

@@ -189,21 +189,23 @@ def train(
 
 
 def certified_costs(cost: str, path: Path) -> CostTable:
-    """Return the table of a certificate's first conditions.
+    """Return the table of a certificate's first conditions; one of another machine is used with a warning.
 
     Raises:
         OptionError: another cost model was asked for, or a certificate without a latency model.
     """
-    from rheostat.certify.certificate import read_certificate
+    from rheostat.certify.certificate import read_certificate, warn_of
     from rheostat.cost import LATENCY
+    from rheostat.measure import environment
     from rheostat.subnet import ModelShape
 
     found = read_certificate(path)
     fit = found.fits[0]
     if cost != LATENCY or fit.model is None:
         raise OptionError(f"--certificate goes with --cost latency and is that of a checkpoint; got --cost {cost}")
-    conditions = vars(fit.conditions)
-    return fit.model.costs(ModelShape.from_json(found.subject["shape"]), fit.conditions.length, dict(conditions))
+    warn_of(found, fit, environment(), stacklevel=2)
+    shape = ModelShape.from_json(found.subject["shape"])
+    return fit.model.costs(shape, fit.conditions.length, {**vars(fit.conditions), "shape": shape.to_json()})
 
 
 def print_result(result: TrainResult, *, as_json: bool) -> None:

@@ -126,7 +126,8 @@ def _specialist(options: TrainOptions, budgets: Sequence[float], shares: Sequenc
 def _fewer_layers(options: TrainOptions, budgets: Sequence[float], shares: Sequence[float]) -> list[Plan]:
     """Return a model for each number of layers that is the largest within some budget."""
     counts = {sum(share <= budget for share in shares) for budget in budgets}
-    chosen = replace(dense_options(options), warm_epochs=total_epochs(options))
+    # "macs": a certified cost is that of models with all layers
+    chosen = replace(dense_options(options), warm_epochs=total_epochs(options), cost="macs")
     return [
         Plan(f"layers-{count}", chosen, start="layers", layers=count)
         for count in sorted(counts, reverse=True)

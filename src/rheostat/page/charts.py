@@ -43,7 +43,7 @@ def styled(chart: Chart, ink: str) -> dict[str, Any]:
 
 
 def curve(evaluated: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]) -> Chart:
-    """Return accuracy against latency, with 95 % intervals, baselines, and a ring where the slider stands.
+    """Return accuracy against latency, with 95 % intervals, baselines, and a line where the slider stands.
 
     Without latencies the share of the cost takes their place.
     """
@@ -51,19 +51,24 @@ def curve(evaluated: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any
     field = "ms" if all(row["ms"] is not None for row in evaluated) else "share"
     title = "latency of a call (ms)" if field == "ms" else "share of the full model's cost"
     rows = [{**row, "series": "full" if row["budget"] == 1.0 else "budgets", "x": row[field]} for row in evaluated]
-    others = [{**row, "series": row["method"], "x": row[field]} for row in baselines]
+    others = [{**row, "series": row["method"], "x": row[field]} for row in baselines if row[field] is not None]
     x = alt.X("x:Q", title=title, scale=alt.Scale(zero=True))
     y = alt.Y("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False, padding=12))
     names = ["budgets", "full", *dict.fromkeys(row["series"] for row in others)]
-    shades = ["#868e96", "#862e9c", "#e8590c", "#0b7285", "#5c940d", "#a61e4d", "#495057", "#e67700"]
+    shades = ["#868e96", "#be4bdb", "#e8590c", "#1098ad", "#66a80f", "#d6336c", "#7950f2", "#e67700"]
     colors = [CURVE, DENSE, *(shades[i % len(shades)] for i in range(len(names) - 2))]
     color = alt.Color("series:N", scale=alt.Scale(domain=names, range=colors))
+    forms = ["circle", "circle", "square", "cross", "diamond", "triangle-up", "triangle-down", "triangle-right"]
+    shape = alt.Shape("series:N", scale=alt.Scale(domain=names, range=[forms[i % 8] for i in range(len(names))]))
+    hollow = alt.condition("datum.measured === false", alt.value(0.25), alt.value(1.0))
     tips = [alt.Tooltip(name) for name in ("budget:Q", "accuracy:Q", "x:Q")]
     base = alt.Chart(alt.Data(values=rows))
     layers = [
         base.mark_line(color=CURVE, opacity=0.5).encode(x=x, y=y, order="x:Q"),
         base.mark_rule(color=CURVE, opacity=0.6).encode(x=x, y=alt.Y("low:Q", title="accuracy (%)"), y2="high:Q"),
-        base.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
+        base.mark_point(filled=True, size=70).encode(
+            x=x, y=y, color=color, shape=shape, fillOpacity=hollow, strokeOpacity=alt.value(1), tooltip=tips
+        ),
         alt.Chart(alt.NamedData(name="chosen")).mark_rule(color=DENSE, strokeDash=[4, 4]).encode(x="x:Q"),
     ]
     if field == "ms":
@@ -75,8 +80,13 @@ def curve(evaluated: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any
     if others:
         layers.append(
             alt.Chart(alt.Data(values=others))
-            .mark_point(size=60, shape="cross", filled=True, opacity=0.9)
-            .encode(x=x, y=y, color=color, tooltip=[alt.Tooltip("method:N"), *tips[1:]])
+            .mark_point(size=60, filled=False, opacity=1)
+            .encode(x=x, y=y, color=color, shape=shape, tooltip=[alt.Tooltip("method:N"), *tips])
+        )
+        layers.append(
+            alt.Chart(alt.Data(values=others))
+            .mark_rule(opacity=0.4)
+            .encode(x="x:Q", y=alt.Y("low:Q", title="accuracy (%)"), y2="high:Q", color=color)
         )
     return alt.layer(*layers).properties(width=WIDTH, height=320)
 

@@ -18,13 +18,15 @@
   const full = content.evaluated[content.evaluated.length - 1];
   const slider = document.getElementById("budget");
 
-  const row = (cells, head) => {
+  const row = (cells, heads = "first") => {
     const line = document.createElement("tr");
-    for (const text of cells) {
-      const cell = document.createElement(head ? "th" : "td");
+    cells.forEach((text, i) => {
+      const isHead = heads === "all" || i === 0;
+      const cell = document.createElement(isHead ? "th" : "td");
+      if (isHead) cell.scope = heads === "all" ? "col" : "row";
       cell.textContent = text;
       line.append(cell);
-    }
+    });
     return line;
   };
   const table = document.querySelector("#table tbody");
@@ -36,14 +38,16 @@
     ]));
   }
   const keptHead = document.querySelector("#kept-table thead");
-  keptHead.replaceChildren(row(["layer", ...content.facts.heads.map((_, i) => String(i + 1))], true));
+  keptHead.replaceChildren(row(["layer", ...content.facts.heads.map((_, i) => String(i + 1))], "all"));
 
   const turn = async () => {
     const now = content.budgets[Number(slider.value)];
     const known = content.evaluated.filter((e) => e.share <= now.budget + 1e-9);
     const scored = known.length ? known[known.length - 1] : null;
     const exact = scored !== null && Math.abs(scored.share - now.budget) < 1e-9;
-    slider.setAttribute("aria-valuetext", `budget ${now.budget.toFixed(3)}`);
+    const time = now.ms === null ? "" : `, ${now.ms.toFixed(2)} milliseconds`;
+    const score = scored === null ? "" : `, accuracy ${scored.accuracy.toFixed(1)} percent`;
+    slider.setAttribute("aria-valuetext", `budget ${now.budget.toFixed(3)}${time}${score}`);
     set("now-budget", now.budget.toFixed(3));
     set("now-macs", short(now.macs));
     set("now-params", short(now.params));
@@ -66,7 +70,10 @@
       changes.push(show("classes", "classes", scored.class_f1.map((f1, i) => ({
         label: content.facts.labels[i], f1, change: f1 - full.class_f1[i],
       }))));
-    } else set("classes-note", "Not known for this budget.");
+    } else {
+      set("classes-note", "Not known for this budget.");
+      changes.push(show("classes", "classes", []));
+    }
     await Promise.all(changes);
   };
   await turn();

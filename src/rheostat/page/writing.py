@@ -43,6 +43,7 @@ def write_page(content: Content, path: str | os.PathLike[str]) -> Path:
         predicted=", predicted" if content.certificate is not None else "",
         last=len(content.budgets) - 1,
         certificate=_certificate(content.certificate),
+        compared=_compared(content.baselines),
         content=_embedded(content.to_json()),
         charts=_embedded(charts),
         library=_converter().javascript_bundle(SNIPPET).replace("</script", "<\\/script"),
@@ -62,14 +63,8 @@ def write_picture(content: Content, path: str | os.PathLike[str]) -> Path:
     spec = {**styled(chart, INK), "datasets": {"chosen": []}}
     spec["config"] = {**spec["config"], "background": "white", "font": "sans-serif"}
     picture: bytes = _converter().vegalite_to_png(json.dumps(spec), scale=2)
-    path = Path(path)
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_bytes(picture)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-    return path
+    write_whole(Path(path), picture)
+    return Path(path)
 
 
 def _converter() -> Any:
@@ -82,7 +77,7 @@ def _converter() -> Any:
 
 def _embedded(value: object) -> str:
     """Return JSON that can't end the element it stands in."""
-    return json.dumps(value, ensure_ascii=False).replace("</", "<\\/").replace("<!--", "<\\!--")
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _curve_note(content: Content) -> str:
@@ -93,15 +88,38 @@ def _curve_note(content: Content) -> str:
         f"Lines: 95 % intervals, of accuracy as the paired difference to the full model. Latency: {fit['conditions']}, "
         f"{content.certificate['processor']}, {content.certificate['date']}."
     )
-    others = " Crosses: what was compared with, read on the comparison's own rows, at predicted latencies."
+    others = (
+        " Other marks: what was compared with, read on the comparison's own rows, at predicted latencies; pruned "
+        "models as budgets of their share. Hollow: predicted."
+    )
     return told + others * bool(content.baselines)
+
+
+def _compared(lines: list[dict[str, Any]]) -> str:
+    """Return the comparison as a table; the plot leaves out what has no latency."""
+    if not lines:
+        return ""
+    rows = []
+    for line in lines:
+        budget = "" if line["budget"] is None else f"{line['budget']:g}"
+        ms = "none" if line["ms"] is None else f"{line['ms']:.2f} ms"
+        cells = (budget, f"{line['accuracy']:.2f} %", f"{line['low']:.2f} to {line['high']:.2f}", ms)
+        name = f"<th scope='row'>{html.escape(str(line['method']))}</th>"
+        rows.append(f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    names = ("method", "budget", "accuracy", "95 % interval of the difference to dense", "predicted latency")
+    head = "".join(f"<th scope='col'>{name}</th>" for name in names)
+    return (
+        f"<h2>Compared with</h2><div class='scroll' tabindex='0'><table id='compared'><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _certificate(record: dict[str, Any] | None) -> str:
     if record is None:
         return "<p>None. <code>rheostat certify</code> measures this machine.</p>"
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    parts = [f"<p class='muted'>{html.escape(str(record['processor']))}, {record['date']}; {html.escape(versions)}</p>"]
+    where = html.escape(f"{record['processor']}, {record['date']}; {versions}")
+    parts = [f"<p class='muted'>{where}</p>"]
     for fit in record["fits"]:
         lines = [f"full model {fit['full_ms']:.2f} ms, A/A noise {100 * fit['noise']:.1f} %"]
         if fit["model"] is not None:
