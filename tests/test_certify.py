@@ -34,8 +34,9 @@ from rheostat.certify import (
 )
 from rheostat.certify.certificate import differences, read_certificate
 from rheostat.certify.certifying import _that_pay
+from rheostat.certify.conditions import RUNTIMES
 from rheostat.certify.latency import relative_errors, step_of
-from rheostat.certify.runtimes import RUNTIMES, subnet_call
+from rheostat.certify.runtimes import subnet_call
 from rheostat.cli.app import app
 from rheostat.cli.training import certified_costs
 from rheostat.cost import CostTable

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rheostat.certify.conditions import RUNTIMES, Conditions, engine_of
 from rheostat.certify.latency import LatencyModel, Sample
-from rheostat.certify.runtimes import RUNTIMES, engine_of
 from rheostat.checkpoint import write_whole
 from rheostat.errors import CheckpointError
 
@@ -18,26 +18,6 @@ CERTIFICATE_VERSION = 1
 FOLDER = "certificates"
 ERROR_LIMIT = 0.05  # median error on held-out subnets, or
 NOISE_FACTOR = 1.5  # this many times the A/A noise, whichever is larger
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What a latency is worth nothing without.
-
-    Attributes:
-        batch: Rows a call.
-        length: Tokens a row.
-        threads: Threads of a call.
-        runtime: ``torch``, ``onnx``, ``openvino``, ``onnx-int8`` or ``openvino-int8``.
-    """
-
-    batch: int = 1
-    length: int = 128
-    threads: int = 1
-    runtime: str = "torch"
-
-    def __str__(self) -> str:
-        return f"batch {self.batch}, {self.length} tokens, {self.threads} thread(s), {self.runtime}"
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import numpy as np
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.bundle import Bundle, open_bundle
 from rheostat.bundle.manifest import read_bundle_info
-from rheostat.certify.certificate import Certificate, Conditions, Fit
+from rheostat.certify.certificate import Certificate, Fit
+from rheostat.certify.conditions import Conditions, check_runtime, engine_of
 from rheostat.certify.latency import Sample, fit_latency, relative_errors, step_of
-from rheostat.certify.runtimes import Call, bundle_call, check_runtime, engine_of, subnet_call
+from rheostat.certify.runtimes import Call, bundle_call, subnet_call
 from rheostat.checkpoint import BUNDLE_MANIFEST, existing_folder
 from rheostat.errors import OptionError, missing
 from rheostat.measure import LatencyTable, Measurement, Progress, environment, measure

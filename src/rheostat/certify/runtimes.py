@@ -9,32 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rheostat.errors import OptionError
+from rheostat.certify.conditions import Conditions, engine_of
 
 if TYPE_CHECKING:
     from rheostat.bundle import Bundle
-    from rheostat.certify.certificate import Conditions
     from rheostat.model import BudgetedModel
     from rheostat.subnet import Subnet
 
-RUNTIMES = ("torch", "onnx", "openvino", "onnx-int8", "openvino-int8")
 Call = Callable[[], object]
-
-
-def check_runtime(name: str) -> str:
-    """Return the name of a known runtime.
-
-    Raises:
-        OptionError: it is not one of ``RUNTIMES``.
-    """
-    if name not in RUNTIMES:
-        raise OptionError(f"runtime must be one of {', '.join(RUNTIMES)}; got {name!r}. The default is torch")
-    return name
-
-
-def engine_of(runtime: str) -> str:
-    """Return the engine of a runtime: ``onnx`` of ``onnx-int8``."""
-    return runtime.removesuffix("-int8")
 
 
 def subnet_call(model: BudgetedModel, subnet: Subnet, conditions: Conditions, scratch: Path) -> Call:

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from rheostat.bundle.manifest import read_bundle_info
-from rheostat.certify.certificate import Certificate, Conditions, Fit, differences, read_certificates, warn_of
+from rheostat.certify.certificate import Certificate, Fit, differences, read_certificates, warn_of
 from rheostat.certify.certifying import PERCENTILES, certify, is_bundle, refuse_top_k, settled
+from rheostat.certify.conditions import Conditions
 from rheostat.checkpoint import existing_folder, read_manifest
 from rheostat.console import stderr
 from rheostat.errors import BudgetError, OptionError

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from rheostat.bundle import open_bundle
-from rheostat.certify.certificate import Conditions
+from rheostat.certify.conditions import Conditions
 from rheostat.certify.runtimes import bundle_call, subnet_call
 from rheostat.checkpoint import BUNDLE_MANIFEST
 from rheostat.measure import LatencyTable, measure
