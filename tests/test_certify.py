@@ -396,6 +396,9 @@ def test_bundles_are_measured_as_they_are(folder: Path, tmp_path: Path, monkeypa
     assert [fit.conditions.runtime for fit in found.fits] == ["onnx"]  # torch means the engine of the bundle
     assert len(found.fits[0].samples) == 3 and found.fits[0].model is None and found.fits[0].holds
     assert found.subject["budgets"] == [1.0, 0.5, 0.25]
+    bundle = rheostat.open_bundle(tmp_path / "bundle")  # its hashes still fit
+    latency = bundle.info.points[1].graphs["float32"].latency
+    assert latency is not None and latency["ms"] == found.fits[0].samples[1].ms and latency["length"] == 8
     with pytest.raises(OptionError, match="runtime of this bundle must be onnx or onnx-int8; got 'openvino'"):
         certify(tmp_path / "bundle", conditions=(replace(SMALL, runtime="openvino"),))
     with pytest.raises(OptionError, match="precision must be one that the bundle holds"):

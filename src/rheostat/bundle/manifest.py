@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rheostat.budget import check_budget
-from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version, sha256_of
+from rheostat.checkpoint import BUNDLE_MANIFEST, CheckpointInfo, library_version, sha256_of, write_whole
 from rheostat.errors import BudgetError, CheckpointError
 
 BUNDLE_VERSION = 1
@@ -30,7 +30,7 @@ class Graph:
         method: How they were quantized; None for float32.
         quality: What it scores on validation rows, as :mod:`rheostat.quality` writes it; None if not validated.
         agreement: Share of validation rows on which it answers as float32 does; None for float32 itself.
-        latency: What was measured, with its conditions; None until it is certified.
+        latency: What ``rheostat certify`` measured last: milliseconds, their interval, conditions; None before.
     """
 
     file: str
@@ -158,10 +158,13 @@ def write_bundle_info(folder: Path, info: BundleInfo) -> BundleInfo:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != BUNDLE_MANIFEST
     }
-    found = replace(info, files=files)
-    text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
-    (folder / BUNDLE_MANIFEST).write_text(text + "\n", encoding="utf-8")
-    return found
+    return rewrite_bundle_info(folder, replace(info, files=files))
+
+
+def rewrite_bundle_info(folder: Path, info: BundleInfo) -> BundleInfo:
+    """Write ``bundle.json`` whole or not at all, and return what it says; the other files are as they were."""
+    write_whole(folder / BUNDLE_MANIFEST, json.dumps(info.to_json(), indent=1, ensure_ascii=False) + "\n")
+    return info
 
 
 def read_bundle_info(folder: Path, *, verify: bool = True) -> BundleInfo:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.bundle import Bundle, open_bundle
-from rheostat.bundle.manifest import read_bundle_info
+from rheostat.bundle.manifest import read_bundle_info, rewrite_bundle_info
 from rheostat.certify.certificate import Certificate, Fit
 from rheostat.certify.conditions import Conditions, check_runtime, engine_of
 from rheostat.certify.latency import Sample, fit_latency, relative_errors, step_of
@@ -80,6 +80,7 @@ def certify(
         certificate = Certificate(name, subject.told(), environment(), tuple(fits))
         if save:
             certificate.save(folder)
+            subject.keep(fits[-1])
     return certificate
 
 
@@ -142,6 +143,9 @@ class _CheckpointSubject:
             "model_type": str(self.model.config.model_type),
             "shape": self.model.shape.to_json(),
         }
+
+    def keep(self, fit: Fit) -> None:
+        """Do nothing more: a checkpoint has no table of graphs."""
 
     def check(self, conditions: Conditions) -> None:
         """Refuse what can't be measured."""
@@ -301,6 +305,16 @@ class _BundleSubject:
             heads, neurons = (tuple(len(ids) for ids in kept[kind]) for kind in ("heads", "neurons"))
             samples.append(_sample(heads, neurons, table[f"{budget:g}"]))
         return Fit(conditions, tuple(samples), None, _noise(table), None, _tail(table))
+
+    def keep(self, fit: Fit) -> None:
+        """Write the latencies into ``bundle.json``, each beside its graph."""
+        precision = "int8" if fit.conditions.runtime.endswith("-int8") else "float32"
+        points = []
+        for point, sample in zip(self.info.points, fit.samples, strict=True):
+            latency = {"ms": sample.ms, "low_ms": sample.low_ms, "high_ms": sample.high_ms, **vars(fit.conditions)}
+            graph = replace(point.graphs[precision], latency=latency)
+            points.append(replace(point, graphs={**point.graphs, precision: graph}))
+        self.info = rewrite_bundle_info(self.folder, replace(self.info, points=tuple(points)))
 
 
 def _sample(heads: tuple[int, ...], neurons: tuple[int, ...], row: Measurement, *, held_out: bool = False) -> Sample:
