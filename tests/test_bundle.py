@@ -489,11 +489,11 @@ def test_a_graph_that_answers_otherwise_is_not_written(
     def wrong(*args: Any, **kwargs: Any) -> Any:
         graph = real(*args, **kwargs)
         bias = next(t for t in graph.graph.initializer if t.name.endswith("classifier.bias"))
-        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 0.001, bias.name))
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 0.01, bias.name))
         return graph
 
     monkeypatch.setattr(exporting, "build_graph", wrong)
-    with pytest.raises(CheckpointError, match=r"must answer as torch does within 0\.0001; it differs by 0\.001"):
+    with pytest.raises(CheckpointError, match=r"must answer as torch does within 0\.0001; it differs by 0\.00[1-9]"):
         export(model, tmp_path / "out", budgets=(1.0,))
     assert not (tmp_path / "out").exists()
 

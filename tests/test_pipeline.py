@@ -310,7 +310,7 @@ def test_each_option_changes_the_result(
         ({"learning_rate": float("nan")}, "learning_rate must be at least 0"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"adapt_learning_rate": 0.0}, "adapt_learning_rate must be above 0"),
-        ({"gate_learning_rate": 0.0}, "gate_learning_rate must be above 0"),
+        ({"gate_learning_rate": 0.0, "soft_epochs": 1.0}, "gate_learning_rate must be above 0"),
         ({"gate_learning_rate": -1.0}, "gate_learning_rate must be at least 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"sequence_length": 0}, "sequence_length must be at least 1"),

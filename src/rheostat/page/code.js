@@ -65,14 +65,15 @@
       else line.removeAttribute("aria-current");
     });
     const changes = [show("curve", "chosen", [{ x: now.ms === null ? now.budget : now.ms }]), show("kept", "kept", bars)];
-    if (scored !== null && scored.class_f1.length) {
+    const knowsClasses = scored !== null && scored.class_f1.length > 0;
+    document.getElementById("classes").hidden = !knowsClasses;
+    if (knowsClasses) {
       set("classes-note", `F1 at budget ${scored.budget} less that of the full model.`);
       changes.push(show("classes", "classes", scored.class_f1.map((f1, i) => ({
         label: content.facts.labels[i], f1, change: f1 - full.class_f1[i],
       }))));
     } else {
       set("classes-note", "Not known for this budget.");
-      changes.push(show("classes", "classes", []));
     }
     await Promise.all(changes);
   };
