@@ -115,7 +115,7 @@ def test_every_method_leaves_a_checkpoint_that_is_what_its_table_says(
         assert loaded.info.trained_budgets is None
     else:
         assert loaded.info.trained_budgets == (max(options.min_budget, loaded.floor), 1.0)
-    assert [line["budget"] for line in result.soft] == list(options.budgets)
+    assert [line["budget"] for line in result.soft] == (list(options.budgets) if options.soft_epochs else [])
     assert all(0 <= line["macro_f1"] <= 1 and 0 <= line["accuracy"] <= 1 for line in result.soft)
 
 

@@ -46,7 +46,8 @@ class TrainResult:
         rows_of: ``test`` or ``validation``.
         latency: The measurement behind the table, or None.
         stages: Seconds and more of every stage.
-        soft: Soft evaluation on validation rows: budget, accuracy, macro F1, mean gate, share (the estimated cost).
+        soft: Soft evaluation on validation rows, where gates were learned: budget, accuracy, macro F1, mean gate, share
+            (the estimated cost).
         logits: Of the rows of the table, (N, C), by budget.
     """
 
@@ -242,7 +243,8 @@ def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOption
         )
         objective = Objective(model, "soft", losses)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("soft"), "Budgeted")
-    work.record["soft"] = soft_evaluation(model, rows, options)
+    # Gates that were not learned say nothing that the order does not.
+    work.record["soft"] = soft_evaluation(model, rows, options) if options.soft_epochs > 0 else []
     for line in work.record["soft"]:
         stderr.print(
             f"- soft gates at {line['budget']:g}: accuracy {line['accuracy']:.4f}, macro F1 {line['macro_f1']:.4f}, "
