@@ -44,7 +44,7 @@ class Distilled(nn.Module):
         if self.drop:
             kept = self._draws.random(len(self._layers)) >= self.drop
             set_layers(self.model, [layer for layer, keep in zip(self._layers, kept, strict=True) if keep])
-        logits = self.model(**inputs).logits
+        logits = self.model(**inputs).logits.float()
         own = F.cross_entropy(logits, labels)
         log_p, log_q = F.log_softmax(logits / 2, dim=-1), F.log_softmax(teacher_logits / 2, dim=-1)
         taught = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean") * 4

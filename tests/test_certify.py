@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ from rheostat.cli.training import certified_costs
 from rheostat.cost import CostTable
 from rheostat.errors import BudgetError, CheckpointError, OptionError
 from rheostat.export import export
-from rheostat.measure import BASELINE, FASTER, LatencyTable, Measurement, environment
+from rheostat.measure import BASELINE, FASTER, NO_SPEEDUP, LatencyTable, Measurement, environment
 from rheostat.model import BudgetedModel
 from rheostat.order import UnitOrder, arrange, balanced_onset
 from rheostat.pipeline import train
@@ -207,7 +208,16 @@ def test_a_damaged_or_newer_certificate_is_named(folder: Path, tmp_path: Path) -
     path.write_text(json.dumps({**record, "certificate_version": 2}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"certificate_version of x\.json must be 1 to 1; got 2"):
         read_certificate(path)
-    for content in ("{", "[]", json.dumps({**record, "fits": [{}]})):
+    fit = record["fits"][0]
+    changes: list[dict[str, Any]] = [
+        {"fits": [{}]}, {"fits": []}, {"environment": None}, {"environment": {"versions": None}},
+        {"subject": {"kind": "checkpoint"}},
+        {"fits": [{**fit, "median_error": "x"}]}, {"fits": [{**fit, "tail": {}}]},
+        {"fits": [{**fit, "model": {**fit["model"], "head_ms": None}}]},
+        {"fits": [{**fit, "samples": [{**fit["samples"][0], "ms": None}]}]},
+        {"fits": [{**fit, "conditions": {**fit["conditions"], "runtime": "abacus"}}]},
+    ]  # fmt: skip
+    for content in ("{", "[]", *(json.dumps({**record, **change}) for change in changes)):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"x\.json must be a certificate"):
             read_certificate(path)
@@ -221,6 +231,7 @@ def test_wrong_requests_are_refused_before_anything_runs(
     wrong = (
         (Conditions(runtime="tflite"), {}, "runtime must be one of torch, onnx"),
         (Conditions(length=1000), {}, "length must be at most"),
+        (replace(SMALL, batch=0), {}, "batch, length and threads must be at least 1"),
         (SMALL, {"points": 4}, "points must be at least 12"),
         (SMALL, {"name": "../x"}, "name must be that of a file"),
     )
@@ -282,7 +293,9 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Cer
         monkeypatch.setattr(targets, "_measured_afresh", afresh)
         own = read_certificates(folder)[0]
         full = Sample((4, 4, 4), (128,) * 3, full_ms)
-        fit = replace(own.fits[0], samples=(full,), model=KNOWN, noise=0.01, median_error=0.02, tail={"95": 1.2})
+        fit = replace(
+            own.fits[0], samples=(full,), model=KNOWN, noise=0.01, median_error=0.02, tail={"90": 1.1, "95": 1.2}
+        )
         return replace(own, name="known", fits=(fit,))
 
     return install
@@ -329,6 +342,36 @@ def test_a_target_out_of_reach_is_refused_with_the_fastest(folder: Path, fake: C
         budget_for(folder, "1000x", conditions=SMALL, certificate=known)
     with pytest.raises(BudgetError, match="within reach"):
         budget_for(folder, "1us", conditions=SMALL, verify=False, certificate=known)
+
+
+def test_what_the_noise_hides_is_no_promise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fake: Callable[[float], Certificate]
+) -> None:
+    known = fake(0.0)
+    real = targets._measured_afresh
+
+    def unsure(path: Path, budget: float, conditions: Conditions) -> LatencyTable:
+        table = real(path, budget, conditions)
+        rows = [
+            replace(m, verdict=NO_SPEEDUP) if m.speedup < 1.3 and m.name == "asked" else m for m in table.measurements
+        ]
+        return replace(table, measurements=tuple(rows))
+
+    monkeypatch.setattr(targets, "_measured_afresh", unsure)
+    found = budget_for(folder, "1.1x", conditions=SMALL, certificate=known)
+    assert found.speedup is not None and found.speedup[0] >= 1.3 and found.verdict == FASTER
+
+
+def test_a_machine_that_never_holds_still_is_said_to_be_noisy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fake: Callable[[float], Certificate]
+) -> None:
+    known = fake(0.0)
+    smallest = rheostat_order(folder).floor
+    monkeypatch.setattr(
+        targets, "_measured_afresh", lambda path, budget, asked: table_of(8.0, 1.0 if budget <= smallest else 4.1)
+    )
+    with pytest.raises(BudgetError, match="too noisy"):
+        budget_for(folder, "2x", conditions=SMALL, certificate=known)
 
 
 def test_a_certificate_of_another_machine_is_used_with_a_warning(
@@ -413,7 +456,7 @@ def test_bundles_are_measured_as_they_are(folder: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(targets, "_measured_afresh", afresh)
     assert budget_for(tmp_path / "bundle", "2x", conditions=SMALL).budget == 0.25
     assert budget_for(tmp_path / "bundle", "1x", conditions=SMALL).budget == 1.0
-    with pytest.raises(BudgetError, match=r"got 5x, and the fastest is 2 ms at budget 0\.25, 4x"):
+    with pytest.raises(BudgetError, match=r"got 5x, and the fastest is 2 ms at budget 0\.25, 4x\. Ask for 3\.96x,"):
         budget_for(tmp_path / "bundle", "5x", conditions=SMALL)
     assert set(asked) == {1.0, 0.5, 0.25} or 0.25 in asked
 

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = tuple(
         Sample(s.head_counts, s.neuron_counts, ms, False, ms * 0.98, ms * 1.02) for s, ms in ((full, 3.4), (half, 1.8))
     )
-    fit = Fit(Conditions(1, 8), samples, LATENCY, 0.01, 0.02, {"95": 1.1}, (16, 32), (1, 2))
+    fit = Fit(Conditions(1, 8), samples, LATENCY, 0.01, 0.02, {"90": 1.05, "95": 1.1}, (16, 32), (1, 2))
     Certificate("here", {"shape": model.shape.to_json()}, environment(), (fit,)).save(out)
     return out
 
@@ -184,13 +184,20 @@ def test_the_slider_moves_and_the_numbers_change(
         return str(browser.execute_script("return document.querySelector('#kept svg').innerHTML"))
 
     slider = browser.find_element("id", "budget")
-    assert text("now-budget") == "1.000" and text("now-accuracy") == "100.00 %" and text("now-ms") == "3.40 ms"
+    assert (
+        text("now-budget") == "1.000"
+        and text("now-accuracy") == "100.00 %"
+        and text("now-ms") == "3.40 ms"
+        and text("now-ms-name") == "latency"
+    )
     before = bars()
     slider.send_keys("\ue012")  # the left arrow key
     smaller = content.budgets[-2]
     assert text("now-budget") == f"{smaller['budget']:.3f}"
     assert text("now-kept") == f"{sum(smaller['heads'])}, {sum(smaller['neurons'])}"
-    assert text("now-accuracy-name") == "accuracy at 0.5, the next below"
+    assert (
+        text("now-accuracy-name") == "accuracy at 0.5, the next below" and text("now-ms-name") == "latency, predicted"
+    )
     slider.send_keys("\ue011")  # home
     assert text("now-budget") == f"{content.budgets[0]['budget']:.3f}" and text("now-accuracy") == "not evaluated"
     wait(browser, "return document.querySelector('#kept svg').innerHTML !== arguments[0]", before)

@@ -13,9 +13,11 @@ from rheostat.certify.conditions import RUNTIMES, Conditions, engine_of
 from rheostat.certify.latency import LatencyModel, Sample
 from rheostat.checkpoint import write_whole
 from rheostat.errors import CheckpointError
+from rheostat.subnet import ModelShape
 
 CERTIFICATE_VERSION = 1
 FOLDER = "certificates"
+PERCENTILES = ("90", "95")
 ERROR_LIMIT = 0.05  # median error on held-out subnets, or
 NOISE_FACTOR = 1.5  # this many times the A/A noise, whichever is larger
 
@@ -71,7 +73,8 @@ class Fit:
     def from_json(cls, record: Mapping[str, Any]) -> Fit:
         """Return what ``to_json`` wrote."""
         samples = tuple(
-            Sample(**{**s, "heads": tuple(s["heads"]), "neurons": tuple(s["neurons"])}) for s in record["samples"]
+            Sample(**{**s, "heads": tuple(s["heads"]), "neurons": tuple(s["neurons"]), "ms": float(s["ms"])})
+            for s in record["samples"]
         )
         conditions = Conditions(**record["conditions"])
         if conditions.runtime not in RUNTIMES or not samples:
@@ -79,10 +82,12 @@ class Fit:
         return cls(
             conditions=conditions,
             samples=samples,
-            model=None if record["model"] is None else LatencyModel(**record["model"]),
+            model=None
+            if record["model"] is None
+            else LatencyModel(**{k: _number(v) for k, v in record["model"].items()}),
             noise=float(record["noise"]),
-            median_error=record["median_error"],
-            tail=dict(record["tail"]),
+            median_error=None if record["median_error"] is None else float(record["median_error"]),
+            tail={percentile: float(record["tail"][percentile]) for percentile in PERCENTILES},
             widths=tuple(record["widths"]),
             head_counts=tuple(record["head_counts"]),
         )
@@ -126,6 +131,11 @@ class Certificate:
         return path
 
 
+def _number(value: Any) -> Any:
+    """Return a whole number as it is, and anything else as a float; text and None are errors."""
+    return value if type(value) is int else float(value)
+
+
 def read_certificate(path: Path) -> Certificate:
     """Return a certificate.
 
@@ -141,8 +151,12 @@ def read_certificate(path: Path) -> Certificate:
                 "Install a newer rheostat, or certify again"
             )
         fits = tuple(Fit.from_json(fit) for fit in record["fits"])
-        if not fits:
-            raise ValueError("no fits")
+        where, subject = record["environment"], record["subject"]
+        parts = (where, subject, where.get("versions", {}), where.get("variables", {}))
+        if not fits or not all(isinstance(part, dict) for part in parts):
+            raise ValueError("fits, environment and subject must be there")
+        if subject.get("kind") == "checkpoint":
+            ModelShape.from_json(subject["shape"])
         return Certificate(record["name"], record["subject"], record["environment"], fits)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):

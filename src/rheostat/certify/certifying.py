@@ -16,7 +16,7 @@ import numpy as np
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.bundle import Bundle, open_bundle
 from rheostat.bundle.manifest import read_bundle_info, rewrite_bundle_info
-from rheostat.certify.certificate import Certificate, Fit
+from rheostat.certify.certificate import PERCENTILES, Certificate, Fit
 from rheostat.certify.conditions import Conditions, check_runtime, engine_of
 from rheostat.certify.latency import Sample, fit_latency, relative_errors, step_of
 from rheostat.certify.runtimes import Call, bundle_call, subnet_call
@@ -28,7 +28,6 @@ from rheostat.subnet import KINDS, Subnet
 if TYPE_CHECKING:
     from rheostat.model import BudgetedModel
 
-PERCENTILES = ("90", "95")
 # The budgets of the usual table, whose latency is then a measured one, and some in between.
 GRID = (*DEFAULT_BUDGETS[1:], 0.9, 0.6, 0.42, 0.3, 0.2, 0.16, 0.1)
 LEAST_POINTS = 12
@@ -96,6 +95,8 @@ def settled(folder: Path, asked: Conditions) -> Conditions:
         OptionError: unknown runtime, or one that the bundle is not for.
     """
     check_runtime(asked.runtime)
+    if asked.batch < 1 or asked.length < 1 or asked.threads < 1:
+        raise OptionError(f"batch, length and threads must be at least 1; got {asked}. Try 1, 128 and 1")
     if not is_bundle(folder):
         return asked
     engine = read_bundle_info(folder, verify=False).engine
@@ -153,9 +154,12 @@ class _CheckpointSubject:
 
         check_timed(self.model, (), length=conditions.length, form="materialized")
         engine = engine_of(conditions.runtime)
-        for package in {"onnx": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}.get(engine, ()):
+        needed: tuple[str, ...] = ()
+        if engine != "torch":
+            needed = ("onnx", "onnxscript", "onnxruntime", *(["openvino"] if engine == "openvino" else []))
+        for package in needed:
             if find_spec(package) is None:
-                raise missing(package, "export" if package == "onnx" else engine)
+                raise missing(package, "openvino" if package == "openvino" else "export")
 
     def fit(self, conditions: Conditions, rounds: int, progress: Progress | None) -> Fit:
         """Measure one set of conditions."""
@@ -288,7 +292,8 @@ class _BundleSubject:
 
     def check(self, conditions: Conditions) -> None:
         """Refuse what can't be measured: int8 that the bundle has not, or a runtime that is not installed."""
-        self._open(conditions, self.info.budgets[-1:])
+        budgets = self.info.budgets[-1:]
+        bundle_call(self._open(conditions, budgets), budgets[0], conditions)()
 
     def _open(self, conditions: Conditions, budgets: Sequence[float] | None = None) -> Bundle:
         precision = "int8" if conditions.runtime.endswith("-int8") else "float32"

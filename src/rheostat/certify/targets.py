@@ -16,17 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from rheostat.bundle.manifest import read_bundle_info
-from rheostat.certify.certificate import Certificate, Fit, differences, read_certificates, warn_of
-from rheostat.certify.certifying import PERCENTILES, certify, is_bundle, refuse_top_k, settled
+from rheostat.certify.certificate import PERCENTILES, Certificate, Fit, differences, read_certificates, warn_of
+from rheostat.certify.certifying import certify, is_bundle, refuse_top_k, settled
 from rheostat.certify.conditions import Conditions
 from rheostat.checkpoint import existing_folder, read_manifest
 from rheostat.console import stderr
 from rheostat.errors import BudgetError, OptionError
-from rheostat.measure import BASELINE, LatencyTable, environment
+from rheostat.measure import BASELINE, FASTER, NO_SPEEDUP, LatencyTable, environment
 from rheostat.order import UnitOrder
 
 UNITS_MS = {"ms": 1.0, "s": 1000.0, "us": 0.001}
 LEAST_MARGIN = 0.01  # of the time: what just holds once does not hold the next time
+UNSURE = 1.05  # of the time: how much faster a budget must be where no speedup was measurable
 NEAR = 0.97  # a budget that is this near to what the measurements allow is not tried again
 MOST_TRIES = 5
 Choice = tuple[float, float]  # budget, predicted milliseconds
@@ -146,7 +147,9 @@ def budget_for(
     if verify:
         return _verified(folder, choices, max(start, 0), promise)
     if start < 0:
-        raise _unreachable(promise(0), choices[0][1], choices[-1][1] / choices[0][1])
+        full_ms = choices[-1][1]
+        fastest = replace(promise(0), measured_ms=choices[0][1], speedup=(full_ms / choices[0][1],) * 3, verdict=FASTER)
+        raise _unreachable(fastest)
     return promise(start)
 
 
@@ -155,8 +158,6 @@ def _verified(folder: Path, choices: Sequence[Choice], index: int, promise: Call
     best: Promise | None = None
     held, failed = -1, len(choices)
     for number in range(MOST_TRIES):
-        if best is None and number == MOST_TRIES - 1:
-            index = 0  # the last try tells whether anything holds
         tried = judged(folder, promise(index))
         used = surely_used(tried)
         if used <= 1.0:
@@ -164,15 +165,23 @@ def _verified(folder: Path, choices: Sequence[Choice], index: int, promise: Call
         else:
             failed = index
             if index == 0:
-                raise _unreachable(tried, tried.measured_ms or 0.0, (tried.speedup or (1.0,))[0])
-        # what the measurement says of the model's error holds for its neighbours too
-        aimed = _largest(choices, choices[index][1] / used)
+                raise _unreachable(tried)
+        # What the measurement says of the model's error holds for its neighbours too. What just failed is aimed at
+        # with a margin that grows, or every second aim would fail again.
+        growing = 1.0 if used <= 1.0 else 1 + LEAST_MARGIN * (number + 1)
+        aimed = _largest(choices, choices[index][1] / (used * growing))
         index = min(max(aimed, held + 1), failed - 1)
         if index <= held or (best is not None and best.budget >= NEAR * choices[index][0]):
             break
-    if best is None:  # not reached: the last try either holds or raises
-        raise _unreachable(promise(0), choices[0][1], choices[-1][1] / choices[0][1])
-    return best
+    if best is not None:
+        return best
+    smallest = judged(folder, promise(0))
+    if surely_used(smallest) > 1.0:
+        raise _unreachable(smallest)
+    raise BudgetError(
+        f"target must be measurable; {smallest.target} held at budget {smallest.budget:.4g} but not at "
+        f"{MOST_TRIES} larger ones. The machine is too noisy: measure again when it is quiet, or ask for less"
+    )
 
 
 def judged(path: str | os.PathLike[str], promise: Promise) -> Promise:
@@ -206,7 +215,10 @@ def surely_used(measured: Promise) -> float:
     if measured.verdict == BASELINE:
         return used if measured.target.speedup is not None else used * (1 + LEAST_MARGIN)
     median, low, _ = measured.speedup or (1.0, 1.0, 1.0)
-    return used * max(median / low, 1 + LEAST_MARGIN)
+    surely = used * max(median / low, 1 + LEAST_MARGIN)
+    if measured.verdict == NO_SPEEDUP and measured.target.speedup is not None:
+        return max(surely, UNSURE)  # what can't be told from the noise is no promise
+    return surely
 
 
 def _fit_of(folder: Path, asked: Conditions, certificate: Certificate | None) -> Fit:
@@ -257,11 +269,14 @@ def _largest(choices: Sequence[Choice], limit_ms: float) -> int:
     return bisect_right(np.maximum.accumulate([ms for _, ms in choices]), limit_ms) - 1
 
 
-def _unreachable(fastest: Promise, ms: float, speedup: float) -> BudgetError:
+def _unreachable(fastest: Promise) -> BudgetError:
+    """Return the error that states the fastest budget, and what of it would be promised."""
     at = "" if fastest.percentile == 50 else f" at the {fastest.percentile}th percentile"
+    used, target = surely_used(fastest), fastest.target
+    sure = f"{target.speedup / used:.3g}x" if target.speedup is not None else f"{(target.ms or 0.0) * used:.3g}ms"
     return BudgetError(
-        f"target must be within reach; got {fastest.target}, and the fastest is {ms:.3g} ms{at} at budget "
-        f"{fastest.budget:.4g}, {speedup:.3g}x. Ask for that, or for a shorter length"
+        f"target must be within reach; got {target}, and the fastest is {fastest.measured_ms:.3g} ms{at} at budget "
+        f"{fastest.budget:.4g}, {(fastest.speedup or (1.0,))[0]:.3g}x. Ask for {sure}, or for a shorter length"
     )
 
 

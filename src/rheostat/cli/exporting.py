@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +50,12 @@ def export(
 ) -> None:
     """Write one folder with one set of weights and a small graph a budget; open it with rheostat.open_bundle."""
     asked = parse_budgets(budgets)
-    from rheostat.export import export as run  # tells first what is not installed
+    from rheostat.export import check_request  # tells first what is not installed
+    from rheostat.export import export as run
 
+    check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
+    if target is not None and runtime is None:
+        runtime = format
     at_target = shared.targeted_budget(
         folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
     )
@@ -58,7 +63,7 @@ def export(
     if budgets == DEFAULT_POINTS:  # of the usual ones those that can be reached
         asked = reachable(asked, model.floor)
     if at_target is not None:
-        asked = (*asked, at_target)
+        asked = (*asked, min(1.0, math.ceil(at_target * 1e6) / 1e6))  # six digits name a graph; no unit may be lost
     from rheostat.console import stdout
 
     read_options = read(task=model.info.task or "single-label")

@@ -129,7 +129,7 @@ def targeted_budget(
         OptionError: options that speak of a target, and none.
     """
     asked = {"batch": batch, "length": length, "threads": threads, "runtime": runtime}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if target is None:
         named = [f"--{name}" for name in (*given, *(["percentile"] if percentile is not None else []))]
         if named:
@@ -140,7 +140,9 @@ def targeted_budget(
     from rheostat.measure import NO_SPEEDUP
 
     wanted = parse_target(target)
-    found = budget_for(folder, wanted, conditions=Conditions(**given), percentile=percentile or 50)  # type: ignore[arg-type]
+    found = budget_for(
+        folder, wanted, conditions=Conditions(**given), percentile=50 if percentile is None else percentile
+    )
     median, low, high = found.speedup or (1.0, 1.0, 1.0)
     speed = NO_SPEEDUP if found.verdict == NO_SPEEDUP else f"{median:.2f}x [{low:.2f}, {high:.2f}]"
     stderr.print(

@@ -8,6 +8,6 @@ for _package in ("onnx", "onnxscript"):
     if find_spec(_package) is None:
         raise missing(_package, "export")
 
-from rheostat.export.exporting import export  # noqa: E402 - it imports onnx
+from rheostat.export.exporting import check_request, export  # noqa: E402 - it imports onnx
 
-__all__ = ["export"]
+__all__ = ["check_request", "export"]

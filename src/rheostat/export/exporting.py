@@ -68,7 +68,7 @@ def export(
         BudgetError: a budget that can't be reached.
         CheckpointError: a graph that does not answer as torch does.
     """
-    _check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
+    check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
     source = _checked_model(model)
     chosen = _checked_budgets(budgets, source.floor)
     with replacing_folder(out) as folder:
@@ -86,7 +86,7 @@ def export(
         return write_bundle_info(folder, info)
 
 
-def _check_request(
+def check_request(
     out: str | os.PathLike[str], engine: str, validate: str | None, *, int8: bool, max_int8_drop: float, force: bool
 ) -> None:
     """Refuse what can't be used before anything long starts."""

@@ -51,6 +51,7 @@
     set("now-budget", now.budget.toFixed(3));
     set("now-macs", short(now.macs));
     set("now-params", short(now.params));
+    set("now-ms-name", now.ms === null || now.measured ? "latency" : "latency, predicted");
     set("now-ms", now.ms === null ? "not certified" : `${now.ms.toFixed(2)} ms`);
     set("now-accuracy-name", exact || scored === null ? "accuracy" : `accuracy at ${scored.budget}, the next below`);
     set("now-accuracy", scored === null ? "not evaluated" : `${scored.accuracy.toFixed(2)} %`);

@@ -127,6 +127,7 @@ def _budgets(model: BudgetedModel, fit: Fit | None) -> list[dict[str, Any]]:
                 "heads": list(subnet.head_counts),
                 "neurons": list(subnet.neuron_counts),
                 "ms": None if fit is None else _latency(fit, subnet),
+                "measured": fit is not None and _sample(fit, subnet) is not None,
             }
         )
     return found
@@ -210,7 +211,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if not isinstance(lines, list):
             raise TypeError(f"a list of lines, not {type(lines).__name__}")
         names = ("method", "budget", "share", "mean", "below_dense", "below_low", "below_high")
-        return [{name: line[name] for name in names} for line in lines]
+        numbers = names[2:]
+        return [{**{n: line[n] for n in names}, **{n: float(line[n]) for n in numbers}} for line in lines]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
             f"{path.name} must be the table of a comparison; {type(error).__name__}: {error}. Write it with rheostat "

@@ -40,7 +40,6 @@ def write_page(content: Content, path: str | os.PathLike[str]) -> Path:
         subtitle=html.escape(f"{facts['model_type']}, budgets in {facts['cost']}{length}{rows}."),
         curve_note=html.escape(_curve_note(content)),
         cost=html.escape(facts["cost"]),
-        predicted=", predicted" if content.certificate is not None else "",
         last=len(content.budgets) - 1,
         certificate=_certificate(content.certificate),
         compared=_compared(content.baselines),
