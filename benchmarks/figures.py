@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what was measured so far as Markdown")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--specialists", nargs="*", type=float, default=[])
+    parser.add_argument("--without-equal", action="store_true", help="leave out the dense model of equal epochs")
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--max-train-rows", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training; read in float32")
@@ -99,7 +100,8 @@ def main() -> None:
     comparison = Comparison(str(fetch_minilm()), folder, out, options, ReadOptions())
     budgets = DEFAULT_BUDGETS[1:]
     found, answers = comparison.outcomes(("dense", "sandwich"), budgets, arguments.seeds)
-    for methods, points in ((("dense-equal",), budgets), (("specialist",), arguments.specialists)):
+    equal = () if arguments.without_equal else budgets
+    for methods, points in ((("dense-equal",), equal), (("specialist",), arguments.specialists)):
         if points:
             more, _ = comparison.outcomes(methods, points, arguments.seeds)
             found += [outcome for outcome in more if outcome.method != "dense"]
