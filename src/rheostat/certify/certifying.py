@@ -41,7 +41,7 @@ def certify(
     conditions: Sequence[Conditions] = (Conditions(),),
     name: str = "machine",
     points: int = 24,
-    rounds: int = 7,
+    rounds: int = 9,
     widths: bool = True,
     seed: int = 0,
     save: bool = True,
@@ -57,7 +57,7 @@ def certify(
         conditions: What to measure; each is one interleaved run. The engine of a bundle is its own.
         name: Of the file ``certificates/NAME.json`` in the folder, written anew after each run.
         points: Subnets of a checkpoint.
-        rounds: Of each run, at least 5.
+        rounds: Of each run, at least 5; from 9 on one outlier does not count as the noise.
         widths: Whether to find out which widths pay, in a run before the first.
         seed: Of the random subnets.
         save: Whether to write the file.

@@ -29,7 +29,7 @@ def certify(
     ] = "torch",
     name: Annotated[str, typer.Option(help="Of the certificate: FOLDER/certificates/NAME.json.")] = "machine",
     points: Annotated[int, typer.Option(help="Subnets to measure; every second one is held out of the fit.")] = 24,
-    rounds: Annotated[int, typer.Option(min=5, help="Rounds in which all subnets take turns.")] = 7,
+    rounds: Annotated[int, typer.Option(min=5, help="Rounds in which all subnets take turns.")] = 9,
     widths: Annotated[bool, typer.Option(help="Find out which widths pay, at the first conditions.")] = True,
     as_json: shared.AsJson = False,
 ) -> None:
