@@ -16,7 +16,7 @@ from rheostat.architectures import linear_at
 from rheostat.forms import gated, layers_path, rebind
 from rheostat.gates import Gates
 from rheostat.importance import Importance
-from rheostat.losses import model_inputs, task_losses
+from rheostat.losses import distillation_loss, model_inputs, task_losses
 from rheostat.model import BudgetedModel
 from rheostat.objectives import Objective
 from rheostat.order import balanced_onset, uniform_onset
@@ -276,9 +276,7 @@ class HiddenStates(Objective):
         for budget in budgets:
             output = self.model(**inputs, budget=budget, output_hidden_states=True)
             own = F.cross_entropy(output.logits, batch["labels"])
-            log_p = F.log_softmax(output.logits / 2, dim=-1)
-            log_q = F.log_softmax(batch["teacher_logits"] / 2, dim=-1)
-            logits = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean") * 4
+            logits = distillation_loss(output.logits, batch["teacher_logits"], task="single-label")
             states = F.mse_loss(output.hidden_states[-1][mask], wanted) / wanted.var()
             losses.append(0.3 * own + 0.7 * logits + states)
         return torch.stack(losses).mean()

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.trainer_callback import PrinterCallback
 
+from rheostat.losses import distillation_loss
+from rheostat.reproduce.distilling import RowOrderTrainer
 from rheostat.training import (
     ProgressToStderr,
-    RowOrder,
     StageOptions,
     eager_attention,
     last_checkpoint,
@@ -46,21 +46,13 @@ class Distilled(nn.Module):
             set_layers(self.model, [layer for layer, keep in zip(self._layers, kept, strict=True) if keep])
         logits = self.model(**inputs).logits.float()
         own = F.cross_entropy(logits, labels)
-        log_p, log_q = F.log_softmax(logits / 2, dim=-1), F.log_softmax(teacher_logits / 2, dim=-1)
-        taught = F.kl_div(log_p, log_q, log_target=True, reduction="batchmean") * 4
-        return {"loss": 0.3 * own + 0.7 * taught}
-
-
-class _Trainer(transformers.Trainer):
-    def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
-        rows, args = self.train_dataset, self.args
-        return RowOrder(rows["length"], args.train_batch_size, args.seed, lambda: int(self.state.epoch or 0))
+        return {"loss": 0.3 * own + 0.7 * distillation_loss(logits, teacher_logits, task="single-label")}
 
 
 def train_on(objective: Distilled, rows: Any, collator: Any, stage: StageOptions, steps: Path, title: str) -> None:
     """Train a peer as the adapt stage trains ours: same rows, order, epochs, rate, frozen embeddings, no dropout."""
     objective.model.get_input_embeddings().requires_grad_(False)
-    trainer = _Trainer(
+    trainer = RowOrderTrainer(
         model=objective,
         args=training_arguments(stage, steps),
         train_dataset=rows,

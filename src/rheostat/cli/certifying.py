@@ -34,11 +34,9 @@ def certify(
     as_json: shared.AsJson = False,
 ) -> None:
     """Measure this machine: a latency model of every subnet, how well it predicts, and which widths pay."""
-    from rich.progress import Progress
-
     from rheostat.certify import Conditions
     from rheostat.certify import certify as run
-    from rheostat.console import stderr, stdout
+    from rheostat.console import stdout
 
     asked = [
         Conditions(batch=b, length=s, threads=t, runtime=r.strip())
@@ -46,8 +44,7 @@ def certify(
             runtime.split(","), _numbers("threads", threads), _numbers("length", length), _numbers("batch", batch)
         )
     ]
-    with Progress(console=stderr, transient=True) as bar:
-        task = bar.add_task("Measuring")
+    with shared.measuring() as progress:
         certificate = run(
             folder,
             conditions=asked,
@@ -55,7 +52,7 @@ def certify(
             points=points,
             rounds=rounds,
             widths=widths,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     if as_json:
         shared.print_json(certificate.to_json())

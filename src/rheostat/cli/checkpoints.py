@@ -170,15 +170,12 @@ def measure(
     asked = parse_budgets(budgets)
     model = shared.load_budgeted(folder)
     asked = shared.in_reach(model, asked)
-    from rich.progress import Progress
-
     from rheostat import report
-    from rheostat.console import stderr, stdout
+    from rheostat.console import stdout
     from rheostat.timing import check_timed, operating_points, time_budgets
 
     check_timed(model, asked, length=length, form=form)
-    with Progress(console=stderr, transient=True) as bar:
-        task = bar.add_task("Measuring")
+    with shared.measuring() as progress:
         table = time_budgets(
             model,
             asked,
@@ -187,7 +184,7 @@ def measure(
             threads=threads,
             form=form,
             rounds=rounds,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     if as_json:
         shared.print_json(table.to_json())

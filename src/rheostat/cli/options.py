@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from rheostat.budget import DEFAULT_BUDGETS, parse_budget, reachable
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
+    from rheostat.measure import Progress
     from rheostat.model import BudgetedModel
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
@@ -60,6 +63,18 @@ def print_json(content: Any) -> None:
 
     if is_main_process():
         typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
+
+
+@contextmanager
+def measuring() -> Iterator[Progress]:
+    """Show a progress bar on stderr and give what moves it: a call with (blocks done, blocks in all)."""
+    from rich.progress import Progress as Bar
+
+    from rheostat.console import stderr
+
+    with Bar(console=stderr, transient=True) as bar:
+        task = bar.add_task("Measuring")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def needs_training_extra() -> None:

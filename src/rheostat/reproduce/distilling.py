@@ -47,7 +47,7 @@ class Distillation(nn.Module):
         return {"loss": loss}
 
 
-class _Trainer(transformers.Trainer):
+class RowOrderTrainer(transformers.Trainer):
     """The Trainer with rows in an order that a resumed run finds again."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
@@ -111,7 +111,7 @@ def distil(
     steps = folder.with_name(f"{folder.name}.steps")
     options = StageOptions(epochs=epochs, learning_rate=learning_rate, seed=seed)
     objective = Distillation(student, teacher)
-    trainer = _Trainer(
+    trainer = RowOrderTrainer(
         model=objective,
         args=training_arguments(options, steps),
         train_dataset=rows.select_columns(["input_ids", "attention_mask", "length"]),
