@@ -37,6 +37,7 @@ from rheostat.importance import Importance, gradient_importance
 from rheostat.losses import task_losses
 from rheostat.model import BudgetedModel, load, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
+from rheostat.order import arrange
 from rheostat.preparing import Prepared, load_encoder, prepare
 from rheostat.quality import paired_bootstrap
 from rheostat.recipe import TrainOptions
@@ -149,6 +150,10 @@ class Bench:
         )
         importance = self.importance(variant.order)
         model.order_by_importance(importance, onset=parts.onset_rule(variant.order, self.seed))
+        if variant.order == "stepwise":
+            onset = parts.stepwise_onset(model, self.batches)
+            model.rearrange(arrange(model.shape, model.costs, model.order.units, onset, minimum=model.minimum))
+            model.project_gates()
         return model
 
     def run(self, variant: Variant, steps: Path) -> tuple[BudgetedModel, dict[str, Any]]:

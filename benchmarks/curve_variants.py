@@ -19,7 +19,7 @@ from rheostat.importance import Importance
 from rheostat.losses import distillation_loss, model_inputs, task_losses
 from rheostat.model import BudgetedModel
 from rheostat.objectives import Objective
-from rheostat.order import balanced_onset, uniform_onset
+from rheostat.order import balanced_value, ranked_onset, uniform_onset
 from rheostat.subnet import KINDS
 
 FloatArray = NDArray[np.float64]
@@ -75,6 +75,8 @@ def variants() -> dict[str, Variant]:
         "epochs: four": change(epochs=4.0),
         "epochs: eight": change(epochs=8.0),
         "epochs: four, to the low end": change(epochs=4.0, sampling="low"),
+        "epochs: four, heads favoured": change(epochs=4.0, order="more heads"),
+        "epochs: four, heads favoured, to the low end": change(epochs=4.0, order="more heads", sampling="low"),
         "epochs: four, rate 2e-4": change(epochs=4.0, learning_rate=2e-4),
         "epochs: four, sandwich": change(epochs=4.0, sampling="ends"),
         "epochs: four, hidden states": change(epochs=4.0, distill="hidden"),
@@ -95,6 +97,13 @@ def variants() -> dict[str, Variant]:
         "order: raw importance over cost": change(order="raw"),
         "order: mean of equal shares and importance": change(order="blend"),
         "order: second-order importance": change(order="fisher"),
+        "order: importance, measured again as units leave": change(order="stepwise"),
+        "order: importance, early layers favoured": change(order="early"),
+        "order: importance, heads favoured": change(order="more heads"),
+        "order: importance, heads favoured more": change(order="most heads"),
+        "order: importance, heads and early layers favoured": change(order="early, more heads"),
+        "order: importance, heads favoured more and early layers": change(order="early, most heads"),
+        "order: importance, neurons favoured": change(order="fewer heads"),
         "order: norm of what a unit adds": change(order="activation"),
         "order: gates, from importance": change(gates="frozen"),
         "order: gates, from equal shares": change(order="equal", gates="frozen"),
@@ -116,6 +125,16 @@ def variants() -> dict[str, Variant]:
 # -- orders --------------------------------------------------------------------------------------------------
 
 
+TILTS = {  # what a layer's importance is multiplied by for every layer below it, and that of heads
+    "early": (0.8, 1.0),
+    "more heads": (1.0, 1.6),
+    "most heads": (1.0, 2.5),
+    "early, more heads": (0.87, 1.6),
+    "early, most heads": (0.8, 2.5),
+    "fewer heads": (1.0, 0.6),
+}
+
+
 def onset_rule(name: str, seed: int) -> Callable[..., FloatArray]:
     """Return how an order ranks units: (units, scores, costs) -> onsets (U,)."""
 
@@ -125,24 +144,39 @@ def onset_rule(name: str, seed: int) -> Callable[..., FloatArray]:
     def equal(units: Sequence[Any], scores: FloatArray, costs: Any) -> FloatArray:
         return uniform_onset(units, scores)
 
+    def tilted(units: Sequence[Any], scores: FloatArray, costs: Any) -> FloatArray:
+        early, heads = TILTS.get(name, (1.0, 1.0))
+        tilt = [early**unit.layer * (heads if unit.kind == "head" else 1.0) for unit in units]
+        return ranked_onset(balanced_value(units, scores, costs) * tilt)
+
     def blend(units: Sequence[Any], scores: FloatArray, costs: Any) -> FloatArray:
-        return (uniform_onset(units, scores) + balanced_onset(units, scores, costs)) / 2
+        return (uniform_onset(units, scores) + tilted(units, scores, costs)) / 2
 
     def random(units: Sequence[Any], scores: FloatArray, costs: Any) -> FloatArray:
         return np.random.default_rng([seed, 1]).random(len(units))
 
-    return {"raw": raw, "equal": equal, "blend": blend, "random": random}.get(name, balanced_onset)
+    return {"raw": raw, "equal": equal, "blend": blend, "random": random}.get(name, tilted)
 
 
 def unit_importance(model: BudgetedModel, batches: Iterable[Any], how: str) -> Importance:
     """Return squared gradients (``fisher``) or the mean norm of what a unit adds (``activation``), in eval mode."""
     model.eval()
-    return _fisher(model, batches) if how == "fisher" else _added_norms(model, batches)
+    return gate_gradients(model, batches, torch.square) if how == "fisher" else _added_norms(model, batches)
 
 
-def _fisher(model: BudgetedModel, batches: Iterable[Any]) -> Importance:
-    """Return the sum over rows of ``(dL/dg)^2``: the diagonal of the Fisher information of the gates."""
+def gate_gradients(
+    model: BudgetedModel,
+    batches: Iterable[Any],
+    fold: Callable[[Tensor], Tensor],
+    kept: Importance | None = None,
+) -> Importance:
+    """Return the sum over rows of ``fold(dL/dg)``, ``square`` being the diagonal of the gates' Fisher information.
+
+    Gates are 1 where ``kept`` is 1 (everywhere without it) and 0 elsewhere, as is then their score.
+    """
+    model.eval()
     head_dim, total = model.shape.head_dim, None
+    masks = None if kept is None else [m for pair in zip(kept.heads, kept.neurons, strict=True) for m in pair]
     for batch in batches:
         rows = batch["labels"].shape[0]
         leaves = [
@@ -150,14 +184,17 @@ def _fisher(model: BudgetedModel, batches: Iterable[Any]) -> Importance:
             for layer in model.shape.layers
             for count in (layer.num_attention_heads, layer.intermediate_size)
         ]
+        gates = (
+            leaves if masks is None else [a * torch.from_numpy(m).float() for a, m in zip(leaves, masks, strict=True)]
+        )
         pairs = [
             (heads.repeat_interleave(head_dim, dim=-1), neurons)
-            for heads, neurons in zip(leaves[::2], leaves[1::2], strict=True)
+            for heads, neurons in zip(gates[::2], gates[1::2], strict=True)
         ]
         logits = gated(model.base, model.spec, pairs)(**model_inputs(batch)).logits
         losses = task_losses(model.info.task or "single-label", logits, batch["labels"])
-        squares = [g.square().sum(dim=(0, 1)) for g in torch.autograd.grad(losses.sum(), leaves)]
-        total = squares if total is None else [a + b for a, b in zip(total, squares, strict=True)]
+        found = [fold(g).sum(dim=(0, 1)) for g in torch.autograd.grad(losses.sum(), leaves)]
+        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
     return _importance(total or [])
 
 
@@ -222,6 +259,34 @@ class AnnealedGates(Gates):
         if budget >= 1.0 or self.sharpness == 1.0:
             return gates
         return torch.sigmoid(self.sharpness * torch.logit(gates.clamp(1e-6, 1 - 1e-6)))
+
+
+SHARES = (0.85, 0.7, 0.57, 0.46, 0.37, 0.3, 0.24, 0.19, 0.15, 0.12, 0.1)
+
+
+def stepwise_onset(model: BudgetedModel, batches: Callable[[], Iterable[Any]]) -> FloatArray:
+    """Return onsets (U,) by importance measured again at every share, with what has left by then gated to 0."""
+    units, costs, rule = model.order.units, model.order.costs, onset_rule("", 0)
+    cost = np.array([costs.unit(unit) for unit in units], dtype=np.float64)
+    alive, onset, last = np.arange(len(units)), np.zeros(len(units)), len(units)
+    for share in SHARES:
+        scores = gate_gradients(model, batches(), torch.abs, _kept(model, alive)).of_units([units[i] for i in alive])
+        ranked = alive[np.argsort(rule([units[i] for i in alive], scores, costs))]
+        keep = int(np.searchsorted(np.cumsum(cost[ranked]), share * cost.sum(), side="right"))
+        onset[ranked[keep:]] = np.arange(last - len(ranked) + keep, last)
+        last -= len(ranked) - keep
+        onset[ranked[:keep]] = np.arange(keep)
+        alive = np.sort(ranked[:keep])
+    return onset
+
+
+def _kept(model: BudgetedModel, alive: Any) -> Importance:
+    heads = tuple(np.zeros(layer.num_attention_heads) for layer in model.shape.layers)
+    neurons = tuple(np.zeros(layer.intermediate_size) for layer in model.shape.layers)
+    for i in alive:
+        unit = model.order.units[i]
+        (heads if unit.kind == "head" else neurons)[unit.layer][unit.start : unit.stop] = 1.0
+    return Importance(heads, neurons)
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def test_without_random_ones_beside_them_the_ends_and_one_between_take_turns() -
     assert all(len(step) == 1 for step in steps)
     taken = [step[0] for step in steps]
     assert taken[::4] == [1.0] * 20 and taken[2::4] == [LOW] * 20
-    assert len(set(taken[1::2])) == 40 and all(LOW < budget < 1.0 for budget in taken[1::2])
+    between = taken[1::2]
+    assert len(set(between)) == 40 and all(LOW < budget < 1.0 for budget in between)
+    assert sum(budget < LOW + (1 - LOW) / 4 for budget in between) > 14  # half of them, as u < 1/2
     # and within a step, when it has several batches
     parts = [BudgetSampler("sandwich", LOW, random_budgets=0, seed=1)(0, part)[0] for part in range(4)]
     assert (parts[0], parts[2]) == (1.0, LOW)

@@ -507,7 +507,7 @@ def test_the_teacher_is_the_dense_model_row_by_row(model: str, data: str, tmp_pa
     work.open()
     work.record["stages"]["warm"] = {}
     wrapped.train()
-    logits = pipeline._teacher_logits(work, wrapped, rows)
+    logits = pipeline._teacher_logits(work, wrapped, rows, "fp32")
     assert wrapped.training  # the mode is put back
     base.eval()
     for i in (0, 5, 63):

@@ -19,6 +19,7 @@ from rheostat.order import (
     Minimum,
     arrange,
     balanced_onset,
+    balanced_value,
     default_minimum,
     uniform_onset,
 )
@@ -255,9 +256,11 @@ def test_balanced_onset_divides_by_cost_and_by_the_mean_of_the_kind() -> None:
     shape = ModelShape.uniform(1, 2, 8, 64, 24)
     table = CostTable("macs", 1, (1000,), (1,), 1)
     units = cut_units(shape, neuron_block=32)
-    # raw scores would put both heads last; per kind they interleave
-    onset = balanced_onset(units, [30.0, 10.0, 3000.0, 5000.0], table)
-    assert np.argsort(onset).tolist() == [0, 3, 2, 1]
+    # raw scores would put both heads last; per kind they interleave, and heads come somewhat sooner
+    scores = [30.0, 10.0, 3000.0, 5000.0]
+    assert balanced_value(units, scores, table).tolist() == [1.5, 0.5, 0.75, 1.25]
+    assert np.argsort(balanced_onset(units, scores, table, head_weight=1.0)).tolist() == [0, 3, 2, 1]
+    assert np.argsort(balanced_onset(units, scores, table)).tolist() == [0, 3, 1, 2]
     assert balanced_onset(units, np.zeros(4), table).tolist() == [0.0, 0.25, 0.5, 0.75]
 
 

@@ -32,7 +32,7 @@ from rheostat.recipe import TrainOptions
 from rheostat.report import OperatingPoint, latency_conditions
 from rheostat.saving import load_config
 from rheostat.timing import operating_points, time_budgets
-from rheostat.training import StageOptions, train_stage
+from rheostat.training import StageOptions, autocast, train_stage
 from rheostat.work import Work, fingerprint, wait_for_all
 
 
@@ -124,7 +124,7 @@ def train(
     work.open()
     model = _warm(work, model_name, rows, options)
     if options.distills:
-        teacher = _teacher_logits(work, model, rows)
+        teacher = _teacher_logits(work, model, rows, options.precision)
         rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
     model = _soft(work, model, rows, options)
     if soft_out is not None and is_main_process():
@@ -205,8 +205,8 @@ def order_by_data(model: BudgetedModel, rows: Prepared, options: TrainOptions) -
     model.order_by_importance(importance)
 
 
-def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared) -> NDArray[np.float32]:
-    """Return the dense model's logits of the training rows, (N, C), computed once a run."""
+def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared, precision: str) -> NDArray[np.float32]:
+    """Return the dense model's logits of the training rows, (N, C), computed once a run in the training precision."""
     path = work.folder / "teacher.npy"
     if path.is_file():
         found: NDArray[np.float32] = np.load(path, allow_pickle=False)
@@ -214,7 +214,8 @@ def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared) -> NDArray
             return found
     teacher = work.load("warm") if work.done("soft") else model
     started = time.perf_counter()
-    logits = budget_logits(teacher, rows.train, rows.collator, 1.0, title="Teacher logits")
+    with autocast(precision, teacher.device):
+        logits = budget_logits(teacher, rows.train, rows.collator, 1.0, title="Teacher logits")
     if is_main_process():
         new = path.with_suffix(".new.npy")
         np.save(new, logits)

@@ -53,8 +53,8 @@ class TrainOptions:
         over_weight: Price of the squared excess of the soft share over the budget.
         weight_decay: Of matrices.
         random_budgets: Random budgets of a sandwich step, beside the largest or the smallest in turn; 0 trains one
-            budget a step (the largest, a random one, the smallest, a random one), in half the time: as good on AG News;
-            on 20 Newsgroups the other half of the time is better spent on more passes.
+            budget a step (the largest, a random one, the smallest, a random one, drawn to the low end), in less than
+            half the time: as good on AG News; on 20 Newsgroups the time is better spent on more passes.
         class_weighting: Whether rare classes weigh more in the task loss.
         calibration_rows: Rows that importance is measured on.
         calibration_split: ``train``, or ``validation`` as post-hoc pruning does.

@@ -278,6 +278,12 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.p = p
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Return the block in which a model computes in ``precision``: ``fp32``, ``bf16`` or ``fp16``."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "fp32")
+
+
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
     """Compute attention as plain matrix products within the block.
