@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_budgeted, tiny_data, tiny_folder
+from tiny import labelled_rows, tiny_budgeted, tiny_data, tiny_folder, tiny_tokenizer, write_csv
 from typer.testing import CliRunner
 
 import rheostat
@@ -180,7 +180,7 @@ def short_rounds() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("certified") / "checkpoint"
-    tiny_budgeted(sizes=SIZES).save_pretrained(out)
+    tiny_budgeted(sizes=SIZES, tokenizer=tiny_tokenizer(out.parent / "words")).save_pretrained(out)
     certify(out, conditions=(SMALL,), points=12, rounds=5, name="here")
     return out
 
@@ -431,6 +431,60 @@ def test_a_target_in_the_place_of_a_budget(folder: Path, tmp_path: Path, fake: C
         found = CliRunner().invoke(app, ["materialize", str(copy), str(tmp_path / "other"), *more])
         assert found.exit_code == 2 and message in found.stderr
     assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def slow_ones(folder: Path, tmp_path: Path, fake: Callable[[float], Certificate]) -> Path:
+    """A checkpoint with the known certificate, on which a command line can ask for a speed."""
+    copy = Path(shutil.copytree(folder, tmp_path / "slow"))
+    (copy / "certificates" / "here.json").unlink()
+    fake(0.0).save(copy)
+    return copy
+
+
+def told_budget(stderr: str) -> float:
+    return float(stderr.split("Budget ")[1].split(" holds ")[0])
+
+
+def test_a_target_wherever_a_budget_is_accepted(slow_ones: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "rows.csv", labelled_rows(8))
+
+    def run(*words: str) -> Any:
+        found = CliRunner().invoke(app, [*words, "--target", "2x"])
+        assert found.exit_code == 0, found.output
+        return found
+
+    at_length = ("--length", "8")
+    predicted = run("predict", str(slow_ones), "a good one", *at_length, "--json")
+    asked = told_budget(predicted.stderr)
+    assert json.loads(predicted.stdout)[0]["budget"] == pytest.approx(asked, abs=1e-4) and asked < 0.6
+    timed = run("measure", str(slow_ones), *at_length, "--batch", "1", "--rounds", "5", "--json")
+    rows = [row["name"] for row in json.loads(timed.stdout)["measurements"]]
+    assert len(rows) == 3 and float(rows[-1]) == pytest.approx(asked, abs=1e-4)
+    scored = run("evaluate", str(slow_ones), "--data", str(data), *at_length, "--json")
+    assert [p["budget"] for p in json.loads(scored.stdout)["points"]] == [pytest.approx(asked, abs=1e-4), 1.0]
+    run("export", str(slow_ones), str(tmp_path / "bundle"), *at_length, "--budgets", "1.0", "--runtime", "torch")
+    budgets = rheostat.open_bundle(tmp_path / "bundle").budgets
+    assert budgets == (1.0, pytest.approx(asked, abs=1e-4))
+    lone = CliRunner().invoke(app, ["measure", str(slow_ones), "--percentile", "95"])
+    assert lone.exit_code == 2 and "--percentile must come with --target" in lone.stderr
+
+
+def test_a_higher_percentile_takes_a_smaller_budget_on_the_command_line(slow_ones: Path) -> None:
+    full_ms = read_certificates(slow_ones)[0].fits[0].full_ms
+    words = ["predict", str(slow_ones), "a good one", "--target", f"{1.05 * full_ms}ms", "--length", "8"]
+    found = [CliRunner().invoke(app, [*words, "--percentile", p]) for p in ("50", "95")]
+    assert [run.exit_code for run in found] == [0, 0]
+    assert told_budget(found[1].stderr) < told_budget(found[0].stderr)
+
+
+def test_certify_takes_threads_and_points(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    words = ["--length", "8", "--rounds", "5", "--name", "two", "--no-widths", "--threads", "2", "--points", "14"]
+    found = CliRunner().invoke(app, ["certify", str(copy), *words, "--json"])
+    assert found.exit_code == 0, found.output
+    (fit,) = json.loads(found.stdout)["fits"]
+    assert fit["conditions"]["threads"] == 2 and len(fit["samples"]) == 14
 
 
 def test_bundles_are_measured_as_they_are(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
 from rheostat.checkpoint import check_replaceable
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
+from rheostat.cli.targeting import AskedSpeed, takes_target
 from rheostat.errors import OptionError
 
 DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat measure runs/agnews --budgets 1.0,0.5 --batch 1 --length 128")(measure)
 
 
+@takes_target()
 @reads_texts(without=("task", "validation_share"))
 def evaluate(
     folder: Folder,
@@ -39,6 +41,7 @@ def evaluate(
         ),
     ] = "sliced",
     *,
+    speed: AskedSpeed,
     read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -46,6 +49,7 @@ def evaluate(
     asked = parse_budgets(budgets)
     if form not in EVALUATED_FORMS:
         raise OptionError(f"form must be one of {', '.join(EVALUATED_FORMS)}; got {form!r}. The default is sliced")
+    asked = shared.with_target(asked, speed.budget(folder))
     model = shared.load_budgeted(folder)
     asked = shared.in_reach(model, asked)
     from rheostat import report
@@ -73,26 +77,21 @@ def evaluate(
         stdout.print(report.render_table(points, conditions))
 
 
+@takes_target()
 def materialize(
     folder: Folder,
     out: Annotated[Path, typer.Argument(help="Folder of the smaller model.")],
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
-    target: shared.Target = None,
-    batch: shared.TimedBatch = None,
-    length: shared.TimedLength = None,
-    threads: shared.TimedThreads = None,
-    runtime: shared.Runtime = None,
-    percentile: shared.Percentile = None,
+    *,
+    speed: AskedSpeed,
     as_json: shared.AsJson = False,
 ) -> None:
     """Write a physically smaller model for one budget; load it with rheostat.load."""
     asked = shared.parsed(budget)
-    shared.check_one_given(asked, max_drop, target)
+    shared.check_one_given(asked, max_drop, speed.target)
     check_replaceable(out)
-    at_target = shared.targeted_budget(
-        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
-    )
+    at_target = speed.budget(folder)
     asked = asked if at_target is None else at_target
     model = shared.load_budgeted(folder)
     from rheostat.console import stdout
@@ -113,17 +112,14 @@ def materialize(
     )
 
 
+@takes_target()
 def predict(
     folder: Folder,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, one a line from stdin.")] = None,
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
-    target: shared.Target = None,
-    batch: shared.TimedBatch = None,
-    length: shared.TimedLength = None,
-    threads: shared.TimedThreads = None,
-    runtime: shared.Runtime = None,
-    percentile: shared.Percentile = None,
+    *,
+    speed: AskedSpeed,
     as_json: shared.AsJson = False,
 ) -> None:
     """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
@@ -131,11 +127,9 @@ def predict(
     from rheostat.model import BudgetedModel, load
 
     asked = shared.parsed(budget)
-    if target is not None:
-        shared.check_one_given(asked, max_drop, target)
-    at_target = shared.targeted_budget(
-        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
-    )
+    if speed.target is not None:
+        shared.check_one_given(asked, max_drop, speed.target)
+    at_target = speed.budget(folder)
     asked = at_target or (1.0 if asked is None and max_drop is None else asked)
     model = load(folder)
     at: dict[str, float] = {}
@@ -154,6 +148,7 @@ def predict(
         typer.echo(f"{label}\t{prediction.score:.4f}\t{text}")
 
 
+@takes_target(without=("batch", "length", "threads", "runtime"))
 def measure(
     folder: Folder,
     budgets: shared.Budgets = DEFAULT_GRID,
@@ -164,10 +159,14 @@ def measure(
         str, typer.Option(help="materialized (a smaller model a budget), or sliced (one model, any budget a call).")
     ] = "materialized",
     rounds: Annotated[int, typer.Option(min=5, help="Rounds in which all budgets take turns.")] = 7,
+    *,
+    speed: AskedSpeed,
     as_json: shared.AsJson = False,
 ) -> None:
     """Time budgets against the full model: interleaved, with an A/A pair for the noise."""
     asked = parse_budgets(budgets)
+    timed = speed.under(batch=batch, length=length, threads=threads)
+    asked = shared.with_target(asked, timed.budget(folder))
     model = shared.load_budgeted(folder)
     asked = shared.in_reach(model, asked)
     from rheostat import report

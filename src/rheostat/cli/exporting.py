@@ -11,6 +11,7 @@ import typer
 from rheostat.budget import parse_budgets, reachable
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
+from rheostat.cli.targeting import AskedSpeed, takes_target
 
 if TYPE_CHECKING:
     from rheostat.bundle import BundleInfo
@@ -23,21 +24,13 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat export runs/agnews bundle --validate validation.csv --int8")(export)
 
 
+@takes_target()
 @reads_texts(without=("task", "validation_share"))
 def export(
     folder: Annotated[str, typer.Argument(help="Folder of a budgeted checkpoint, or its Hub name.")],
     out: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
     budgets: shared.Budgets = DEFAULT_POINTS,
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="<speed>", help="A point more: the largest budget that is this fast here, 2x or 8ms."),
-    ] = None,
-    batch: shared.TimedBatch = None,
-    length: shared.TimedLength = None,
-    threads: shared.TimedThreads = None,
-    runtime: shared.Runtime = None,
-    percentile: shared.Percentile = None,
     validate: Annotated[str | None, typer.Option(help="Labelled rows that every graph is scored on.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Write int8 graphs too.")] = False,
     max_int8_drop: Annotated[
@@ -45,6 +38,7 @@ def export(
     ] = 0.5,
     force: Annotated[bool, typer.Option("--force", help="Write int8 graphs that score lower, or unmeasured.")] = False,
     *,
+    speed: AskedSpeed,
     read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -54,11 +48,7 @@ def export(
     from rheostat.export import export as run
 
     check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
-    if target is not None and runtime is None:
-        runtime = format
-    at_target = shared.targeted_budget(
-        folder, target, batch=batch, length=length, threads=threads, percentile=percentile, runtime=runtime
-    )
+    at_target = speed.under(runtime=speed.runtime or format).budget(folder)
     model = shared.load_budgeted(folder)
     if budgets == DEFAULT_POINTS:  # of the usual ones those that can be reached
         asked = reachable(asked, model.floor)

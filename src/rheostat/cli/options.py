@@ -25,30 +25,6 @@ MaxDrop = Annotated[
         help="Instead of a budget: the cheapest whose validation accuracy is within this many points of full."
     ),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        metavar="<speed>",
-        help="Instead of a budget: the largest that is this fast on this machine, for example 2x or 8ms. Verified by "
-        "measuring.",
-    ),
-]
-TimedBatch = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Rows of a call that --target speaks of; by default 1.")
-]
-TimedLength = Annotated[
-    int | None, typer.Option("--length", min=1, help="Tokens of a row that --target speaks of; by default 128.")
-]
-TimedThreads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads that --target speaks of; by default 1.")
-]
-Runtime = Annotated[
-    str | None,
-    typer.Option(help="What --target speaks of: torch (the default), onnx, openvino, onnx-int8, openvino-int8."),
-]
-Percentile = Annotated[
-    int | None, typer.Option(help="Percent of calls that --target must hold for: 50 (the default), 90 or 95.")
-]
 Batch = Annotated[int, typer.Option(min=1, help="Rows in each timed call.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.")]
 DataSource = Annotated[
@@ -108,6 +84,11 @@ def parsed(budget: str | None) -> float | None:
     return None if budget is None else parse_budget(budget)
 
 
+def with_target(budgets: tuple[float, ...], at_target: float | None) -> tuple[float, ...]:
+    """Return the budgets that were listed, or with a target full and the budget that holds it."""
+    return budgets if at_target is None else tuple(dict.fromkeys((1.0, at_target)))
+
+
 def in_reach(model: BudgetedModel, asked: tuple[float, ...]) -> tuple[float, ...]:
     """Return the budgets that were asked for; of the usual grid those that the model can reach."""
     return reachable(asked, model.floor) if asked == DEFAULT_BUDGETS else asked
@@ -126,47 +107,6 @@ def check_one_given(budget: float | None, max_drop: float | None, target: str | 
         raise OptionError(
             f"exactly one of --budget, --max-drop and --target must be given; got {told}. Try --budget 0.5"
         )
-
-
-def targeted_budget(
-    folder: str,
-    target: str | None,
-    *,
-    batch: int | None,
-    length: int | None,
-    threads: int | None,
-    percentile: int | None,
-    runtime: str | None,
-) -> float | None:
-    """Return the largest budget that holds a target, and tell on stderr what was measured; None without a target.
-
-    Raises:
-        OptionError: options that speak of a target, and none.
-    """
-    asked = {"batch": batch, "length": length, "threads": threads, "runtime": runtime}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if target is None:
-        named = [f"--{name}" for name in (*given, *(["percentile"] if percentile is not None else []))]
-        if named:
-            raise OptionError(f"{', '.join(named)} must come with --target; got none. Add for example --target 2x")
-        return None
-    from rheostat.certify import Conditions, budget_for, parse_target
-    from rheostat.console import stderr
-    from rheostat.measure import NO_SPEEDUP
-
-    wanted = parse_target(target)
-    found = budget_for(
-        folder, wanted, conditions=Conditions(**given), percentile=50 if percentile is None else percentile
-    )
-    median, low, high = found.speedup or (1.0, 1.0, 1.0)
-    speed = NO_SPEEDUP if found.verdict == NO_SPEEDUP else f"{median:.2f}x [{low:.2f}, {high:.2f}]"
-    stderr.print(
-        f"Budget {found.budget:.4f} holds {wanted}: {found.measured_ms:.2f} ms at the {found.percentile}th percentile, "
-        f"{speed} ({found.conditions}).",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return found.budget
 
 
 def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | None) -> float:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
+
+from rheostat.cli.grouped import Command, Options, grouped
 
 if TYPE_CHECKING:
     from rheostat.data import ReadOptions
 
-# Name on the command line, what it is, default; in the order of the help.
-OPTIONS: dict[str, tuple[Any, Any]] = {
+OPTIONS: Options = {
     "text_column": (Annotated[str, typer.Option(help="Column with the text.")], "text"),
     "text_pair_column": (Annotated[str | None, typer.Option(help="Column with the second text of a pair.")], None),
     "label_column": (Annotated[str, typer.Option(help="Column with the label.")], "label"),
@@ -69,30 +69,11 @@ def read_options(*, no_header: bool = False, no_quotes: bool = False, **same: An
     return ReadOptions(header=not no_header, quotes=not no_quotes, **same)
 
 
-def reads_texts(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def reads_texts(*, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Give a command the reading options in the place of its argument ``read``, a :class:`Reader`.
 
     Args:
         without: Names of options that make no sense for the command.
     """
-    names = [name for name in OPTIONS if name not in without]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def wrapped(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
-            command(read=partial(read_options, **given), **values)
-
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        reading = [inspect.Parameter(n, keyword, default=OPTIONS[n][1], annotation=OPTIONS[n][0]) for n in names]
-        hints = get_type_hints(command, include_extras=True)
-        hints.pop("read")
-        parameters: list[inspect.Parameter] = []
-        for name, parameter in inspect.signature(command).parameters.items():
-            own = [] if name == "read" else [parameter.replace(kind=keyword, annotation=hints[name])]
-            parameters += own or reading
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        wrapped.__annotations__ = {**hints, **{name: OPTIONS[name][0] for name in names}}
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return wrapped
-
-    return decorate
+    options = {name: option for name, option in OPTIONS.items() if name not in without}
+    return grouped("read", options, lambda **given: partial(read_options, **given))
