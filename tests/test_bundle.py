@@ -654,5 +654,7 @@ def test_the_command_writes_and_describes_a_bundle(model: BudgetedModel, rows: P
     assert "budget 1, share 1.0000" in found.stdout and "2 fused attentions" in found.stdout
     assert "budget 0.5, share 0." in found.stdout and "float32 accuracy" in found.stdout
     assert open_bundle(tmp_path / "out").budgets == (1.0, 0.5)
+    as_json = CliRunner().invoke(app, ["export", command[1], str(tmp_path / "json"), "--budgets", "0.5", "--json"])
+    assert json.loads(as_json.stdout) == open_bundle(tmp_path / "json").info.to_json()
     found = CliRunner().invoke(app, ["export", str(tmp_path / "out"), str(tmp_path / "again")])
     assert found.exit_code == 2

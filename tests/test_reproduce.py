@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -223,6 +224,19 @@ def test_a_wrong_name_scale_or_device_is_refused(arguments: list[str], tmp_path:
     found = CliRunner().invoke(app, ["reproduce", *arguments, "--folder", str(ROOT), "--work", str(tmp_path / "w")])
     assert found.exit_code == 2
     assert not (tmp_path / "w").exists()
+
+
+def test_the_device_is_hidden_or_must_be_there(
+    ran: tuple[Path, dict[str, Any], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = ran
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    words = ["reproduce", "--folder", str(folder / "reproduce"), "--work", str(tmp_path / "w")]
+    found = CliRunner().invoke(app, [*words, "--list", "--device", "cpu"])
+    assert found.exit_code == 0 and os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = CliRunner().invoke(app, [*words, "tiny", "--device", "cuda"])
+    assert found.exit_code == 2 and "device cuda must be there; torch sees none" in found.stderr
 
 
 def answered(*points: tuple[str, float | None, float, list[int]]) -> Answered:
