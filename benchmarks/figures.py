@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import results
+import torch
 
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.compare import Answers, Comparison, Outcome, difference, lines_of, right_rows
@@ -23,6 +24,7 @@ from rheostat.demo_assets import fetch_minilm
 from rheostat.evaluation import score_budgets
 from rheostat.model import load
 from rheostat.recipe import TrainOptions
+from rheostat.training import autocast
 
 RESULTS = results.RESULTS / "figures.json"
 OTHERS = ("dense", "dense-equal", "specialist")
@@ -58,6 +60,18 @@ def calibration(found: list[Outcome], answers: dict[int, Answers], out: Path) ->
     return table
 
 
+def outcomes_of(comparison: Comparison, arguments: Any) -> tuple[list[Outcome], dict[int, Answers]]:
+    """Run what is missing; return what every model answered, and the right answers by seed."""
+    budgets = DEFAULT_BUDGETS[1:]
+    found, answers = comparison.outcomes(("dense", "sandwich"), budgets, arguments.seeds)
+    equal = () if arguments.without_equal else budgets
+    for methods, points in ((("dense-equal",), equal), (("specialist",), arguments.specialists)):
+        if points:
+            more, _ = comparison.outcomes(methods, points, arguments.seeds)
+            found += [outcome for outcome in more if outcome.method != "dense"]
+    return found, answers
+
+
 def table_of(name: str, run: dict[str, Any]) -> str:
     """Return one data set as Markdown: points below each other model, and calibration errors, on test rows."""
     head = ["budget", *(f"below {other}" for other in OTHERS), "temperature", "ECE without", "ECE with"]
@@ -83,7 +97,8 @@ def main() -> None:
     parser.add_argument("--without-equal", action="store_true", help="leave out the dense model of equal epochs")
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--max-train-rows", type=int)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training; read in float32")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training")
+    parser.add_argument("--read-precision", choices=("fp32", "bf16"), default="fp32", help="of all that is read")
     parser.add_argument("--work", type=Path, default=Path("runs/figures"))
     arguments = parser.parse_args()
     if arguments.table or not arguments.data:
@@ -98,18 +113,14 @@ def main() -> None:
     )
     out = arguments.work / name
     comparison = Comparison(str(fetch_minilm()), folder, out, options, ReadOptions())
-    budgets = DEFAULT_BUDGETS[1:]
-    found, answers = comparison.outcomes(("dense", "sandwich"), budgets, arguments.seeds)
-    equal = () if arguments.without_equal else budgets
-    for methods, points in ((("dense-equal",), equal), (("specialist",), arguments.specialists)):
-        if points:
-            more, _ = comparison.outcomes(methods, points, arguments.seeds)
-            found += [outcome for outcome in more if outcome.method != "dense"]
+    with autocast(arguments.read_precision, torch.device("cpu")):
+        found, answers = outcomes_of(comparison, arguments)
     points = {
         f"{budget:g}": {other: below(found, answers, budget, other) for other in OTHERS} for budget in DEFAULT_BUDGETS
     }
     record = {
         "rows_read": len(answers[arguments.seeds[0]].labels),
+        "read_in": arguments.read_precision,
         "options": asdict(options),
         "below": points,
         "calibration": calibration(found, answers, out),
