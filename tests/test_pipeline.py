@@ -509,6 +509,9 @@ def test_the_teacher_is_the_dense_model_row_by_row(model: str, data: str, tmp_pa
     wrapped.train()
     logits = pipeline._teacher_logits(work, wrapped, rows, "fp32")
     assert wrapped.training  # the mode is put back
+    (work.folder / "teacher.npy").unlink()
+    rounded = pipeline._teacher_logits(work, wrapped, rows, "bf16")  # in the precision that training has
+    assert 0 < np.abs(rounded - logits).max() < 0.05
     base.eval()
     for i in (0, 5, 63):
         batch = rows.collator([rows.train[i]])
