@@ -174,8 +174,10 @@ def test_a_second_run_trains_and_times_nothing(ran: tuple[Path, dict[str, Any], 
     assert json.loads(json.dumps({key: again[key] for key in known})) == {key: record[key] for key in known}
 
 
-def test_the_precision_is_that_of_the_training(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
-    _, record, _ = ran
+def test_the_precision_is_that_of_training_and_reading(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
+    folder, record, _ = ran
+    read = [np.load(path)["logits"] for path in folder.rglob("seed-0/*.npz") if "linear" not in path.name]
+    assert read and all((torch.tensor(x).bfloat16().float().numpy() == x).all() for x in read)
     assert {options["precision"] for options in record["options"].values()} == {"bf16"}
     assert record["command"].endswith("--seeds 2 --precision bf16")
 

@@ -29,7 +29,7 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="small (hours on two cores) or full.")] = "small",
     precision: Annotated[
-        str, typer.Option(help="Of training: fp32, or bf16 or fp16 for mixed precision; all is read in float32.")
+        str, typer.Option(help="Of training and reading: fp32, or bf16 or fp16 for mixed precision.")
     ] = "fp32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default what is there.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder of the experiments; results go to its results/.")] = Path(

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rheostat.checkpoint import write_whole
 from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
 from rheostat.compare.methods import dense_key
@@ -19,6 +21,7 @@ from rheostat.recipe import TrainOptions
 from rheostat.reproduce.experiment import Experiment, PaperFigure, Speed, Target
 from rheostat.reproduce.models import make_data, make_model
 from rheostat.timing import time_budgets
+from rheostat.training import autocast
 
 ROUNDS = 15
 
@@ -59,7 +62,7 @@ def reproduce(
         scale: ``small`` or ``full``.
         seeds: One run each.
         work: Folder that keeps what is finished; the same call goes on after Ctrl-C.
-        precision: Of training: ``fp32``, ``bf16`` or ``fp16``; everything is read in float32.
+        precision: Of training and reading: ``fp32``, ``bf16`` or ``fp16``; speed is measured in float32.
 
     Returns:
         JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours.
@@ -69,7 +72,8 @@ def reproduce(
         name: dataclasses.replace(experiment.train_options(name, scale), precision=precision)
         for name in experiment.runs
     }
-    runs = answered_runs(experiment, options, scale, seeds, work)
+    with autocast(precision, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+        runs = answered_runs(experiment, options, scale, seeds, work)
     speed = {
         item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
     }
@@ -79,6 +83,7 @@ def reproduce(
         "seeds": list(seeds),
         "command": f"rheostat reproduce {experiment.name} --scale {scale} --seeds {len(seeds)} --precision {precision}",
         "environment": environment(),
+        "precision": precision,
         "options": {name: asdict(chosen) for name, chosen in options.items()},
         "rows_read": {name: run.rows_read for name, run in runs.items()},
         "runs": {name: [line.to_json() for line in run.lines] for name, run in runs.items()},

@@ -31,7 +31,8 @@ def to_page(record: Mapping[str, Any]) -> str:
     for name, lines in record["runs"].items():
         options = record["options"][name]
         count, rows_of = record["rows_read"][name]
-        parts += [f"## {name}", "", f"Read on {count:,} {rows_of} rows; budgets in {options['cost']}.", ""]
+        conditions = f"Read on {count:,} {rows_of} rows, in {record['precision']}; budgets in {options['cost']}."
+        parts += [f"## {name}", "", conditions, ""]
         parts += [to_markdown(lines_from(lines), rows_of)]
     for name, speed in record["speed"].items():
         parts += [f"## Speed of {name}", "", *_speed(speed), ""]
