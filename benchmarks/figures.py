@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import results
-import torch
 
 from rheostat.budget import DEFAULT_BUDGETS
 from rheostat.compare import Answers, Comparison, Outcome, difference, lines_of, right_rows
@@ -24,7 +23,6 @@ from rheostat.demo_assets import fetch_minilm
 from rheostat.evaluation import score_budgets
 from rheostat.model import load
 from rheostat.recipe import TrainOptions
-from rheostat.training import autocast
 
 RESULTS = results.RESULTS / "figures.json"
 OTHERS = ("dense", "dense-equal", "specialist")
@@ -112,9 +110,10 @@ def main() -> None:
         precision=arguments.precision,
     )
     out = arguments.work / name
-    comparison = Comparison(str(fetch_minilm()), folder, out, options, ReadOptions())
-    with autocast(arguments.read_precision, torch.device("cpu")):
-        found, answers = outcomes_of(comparison, arguments)
+    comparison = Comparison(
+        str(fetch_minilm()), folder, out, options, ReadOptions(), read_precision=arguments.read_precision
+    )
+    found, answers = outcomes_of(comparison, arguments)
     points = {
         f"{budget:g}": {other: below(found, answers, budget, other) for other in OTHERS} for budget in DEFAULT_BUDGETS
     }

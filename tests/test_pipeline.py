@@ -492,6 +492,16 @@ def test_a_command_that_failed_at_once_does_not_stand_in_the_way(model: str, dat
     pipeline.train(model, data, tmp_path / "out", QUICK, measure_latency=False)
 
 
+def test_the_precision_of_reading_changes_answers_and_no_weight(
+    plain: TrainResult, model: str, data: str, tmp_path: Path
+) -> None:
+    rounded = pipeline.train(model, data, tmp_path / "out", QUICK, measure_latency=False, read_precision="bf16")
+    for budget, logits in plain.logits.items():
+        assert 0 < np.abs(rounded.logits[budget] - logits).max() < 0.05
+    first, second = (weights(rheostat.load(result.folder)) for result in (plain, rounded))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 # --- parts -------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,7 @@ def train(
     threads: int = 1,
     soft_out: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    read_precision: str = "fp32",
 ) -> TrainResult:
     """Train one checkpoint for all budgets: warm start, budgeted (soft gates), adapt (hard subnets), table.
 
@@ -98,6 +99,7 @@ def train(
         threads: Threads of the timing.
         soft_out: Folder for the soft checkpoint too, its gates as they were learned; None keeps none.
         restart: Throw a partial run away.
+        read_precision: What the table is computed in: ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
         RheostatError: anything that is wrong with the arguments, in one line, before anything long starts.
@@ -126,11 +128,13 @@ def train(
     if options.distills:
         teacher = _teacher_logits(work, model, rows, options.precision)
         rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
-    model = _soft(work, model, rows, options)
+    model = _soft(work, model, rows, options, read_precision)
     if soft_out is not None and is_main_process():
         work.load("soft").save_pretrained(soft_out)
     model = _adapt(work, model, rows, options)
-    return _finish(work, model, rows, options, out, measure_latency=measure_latency, batch=batch, threads=threads)
+    reading = autocast(read_precision, model.device)
+    measured = (batch, threads) if measure_latency else None
+    return _finish(work, model, rows, options, out, reading=reading, measured=measured)
 
 
 def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) -> BudgetedModel:
@@ -224,7 +228,9 @@ def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared, precision:
     return logits
 
 
-def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> BudgetedModel:
+def _soft(
+    work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions, read_precision: str
+) -> BudgetedModel:
     """Learn the gates, evaluate them soft, and leave the soft checkpoint; the order is not frozen yet."""
     if work.done("soft"):
         return work.load("soft")
@@ -245,7 +251,8 @@ def _soft(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOption
         objective = Objective(model, "soft", losses)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("soft"), "Budgeted")
     # Gates that were not learned say nothing that the order does not.
-    work.record["soft"] = soft_evaluation(model, rows, options) if options.soft_epochs > 0 else []
+    with autocast(read_precision, model.device):
+        work.record["soft"] = soft_evaluation(model, rows, options) if options.soft_epochs > 0 else []
     for line in work.record["soft"]:
         stderr.print(
             f"- soft gates at {line['budget']:g}: accuracy {line['accuracy']:.4f}, macro F1 {line['macro_f1']:.4f}, "
@@ -325,27 +332,29 @@ def _finish(
     options: TrainOptions,
     out: Path,
     *,
-    measure_latency: bool,
-    batch: int,
-    threads: int,
+    reading: torch.autocast,
+    measured: tuple[int, int] | None,
 ) -> TrainResult:
-    """Evaluate, measure, and put the checkpoint in place."""
+    """Evaluate, measure with ``measured`` (batch, threads), and put the checkpoint in place."""
     budgets = reachable(descending((1.0, *options.budgets)), model.floor)
-    logits = grid_logits(model, rows.validation, rows.collator, budgets)
+    with reading:
+        logits = grid_logits(model, rows.validation, rows.collator, budgets)
     labels = rows.validation["labels"]
     temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
     model.info = dataclasses.replace(model.info, temperatures=temperatures)
     validated = score_budgets(model.info, logits, labels, budgets)
     tested = validated
     if rows.test is not None:
-        logits = grid_logits(model, rows.test, rows.collator, budgets)
+        with reading:
+            logits = grid_logits(model, rows.test, rows.collator, budgets)
         tested = score_budgets(model.info, logits, rows.test["labels"], budgets)
     stages = work.record["stages"]
     training = {**model.info.training, "stages": stages, "options": asdict(options)}
     evaluation = tuple(quality.to_json() for quality in validated)
     model.info = dataclasses.replace(model.info, evaluation=evaluation, training=training)
     latency = None
-    if measure_latency and is_main_process():
+    if measured is not None and is_main_process():
+        batch, threads = measured
         length = model.costs.sequence_length or rows.median_length
         stderr.print(f"Measuring latency: batch {batch}, {length} tokens, {threads} thread(s)")
         latency = time_budgets(model, budgets, batch=batch, length=length, threads=threads)

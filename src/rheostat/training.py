@@ -279,7 +279,10 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the block in which a model computes in ``precision``: ``fp32``, ``bf16`` or ``fp16``."""
+    """Return the block in which a model computes in ``precision``: ``fp32``, ``bf16`` or ``fp16``.
+
+    Never around training: torch keeps the rounded weights until the outermost block ends, so steps would be lost.
+    """
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "fp32")
 

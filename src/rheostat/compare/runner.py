@@ -37,6 +37,7 @@ from rheostat.preparing import Prepared, load_tokenizer_of, prepare, training_ro
 from rheostat.recipe import TrainOptions
 from rheostat.saving import load_config, quiet_transformers
 from rheostat.subnet import Subnet
+from rheostat.training import autocast
 from rheostat.work import fingerprint
 
 # Checkpoints that later methods or people start from; those of single budgets go when they were read.
@@ -90,6 +91,7 @@ class Comparison:
         options: Of the budgeted model.
         read_options: How the rows are read.
         dense_from: Another comparison with the same dense models, which are used.
+        read_precision: What all answers are computed in: ``fp32``, ``bf16`` or ``fp16``.
     """
 
     model_name: str
@@ -98,6 +100,7 @@ class Comparison:
     options: TrainOptions
     read_options: ReadOptions
     dense_from: Path | None = None
+    read_precision: str = "fp32"
 
     def run(self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]) -> list[Line]:
         """Run what is missing and return the table."""
@@ -160,6 +163,7 @@ class Comparison:
             "files": fingerprint(self.data),
             "options": asdict(dataclasses.replace(self.options, seed=0)),
             "read": asdict(dataclasses.replace(self.read_options, seed=0)),
+            "read_precision": self.read_precision,
         }
         return dict(json.loads(json.dumps(key)))
 
@@ -168,7 +172,7 @@ class Comparison:
         path = self.out / KEY_FILE
         if self.dense_from is not None:
             lender, own = json.loads((self.dense_from / KEY_FILE).read_text(encoding="utf-8")), self._key
-            same = all(lender[name] == own[name] for name in ("model", "data", "files", "read"))
+            same = all(lender[name] == own[name] for name in _SAME)
             if not same or dense_key(lender["options"]) != dense_key(own["options"]):
                 raise CheckpointError(f"{str(self.dense_from)!r} must have the same dense models to lend them")
         if path.is_file():
@@ -182,6 +186,9 @@ class Comparison:
             raise CheckpointError(f"{str(self.out)!r} must be new or a comparison; it holds something else")
         self.out.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(self._key, indent=1))
+
+
+_SAME = ("model", "data", "files", "read", "read_precision")  # what lent dense models and their answers depend on
 
 
 class _SeedRun:
@@ -273,14 +280,22 @@ class _SeedRun:
                 options = dataclasses.replace(options, calibration_split="train")
             start = self._start(plan)
             logits = train(
-                start, self.of.data, out, options, read_options=self.read, measure_latency=False, soft_out=soft_out
+                start,
+                self.of.data,
+                out,
+                options,
+                read_options=self.read,
+                measure_latency=False,
+                soft_out=soft_out,
+                read_precision=self.of.read_precision,
             ).logits
         model: BudgetedModel = load(soft_out or out)
         stages = load(out).info.training["stages"]
         form: Form = "soft" if plan.form == "soft" else "sliced"
         for budget in plan.points:
             if budget not in logits or form == "soft":
-                logits[budget] = budget_logits(model, self.read_rows, self.rows.collator, budget, form=form)
+                with autocast(self.of.read_precision, model.device):
+                    logits[budget] = budget_logits(model, self.read_rows, self.rows.collator, budget, form=form)
             outcome = Outcome(
                 method=name,
                 model=plan.name,

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rheostat.checkpoint import write_whole
 from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
 from rheostat.compare.methods import dense_key
@@ -21,7 +19,6 @@ from rheostat.recipe import TrainOptions
 from rheostat.reproduce.experiment import Experiment, PaperFigure, Speed, Target
 from rheostat.reproduce.models import make_data, make_model
 from rheostat.timing import time_budgets
-from rheostat.training import autocast
 
 ROUNDS = 15
 
@@ -72,8 +69,7 @@ def reproduce(
         name: dataclasses.replace(experiment.train_options(name, scale), precision=precision)
         for name in experiment.runs
     }
-    with autocast(precision, torch.device("cuda" if torch.cuda.is_available() else "cpu")):
-        runs = answered_runs(experiment, options, scale, seeds, work)
+    runs = answered_runs(experiment, options, scale, seeds, work)
     speed = {
         item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
     }
@@ -121,6 +117,7 @@ def answered_runs(
                 options,
                 read,
                 dense_from=None if lender == name else folder_of(work, lender, seed),
+                read_precision=options.precision,
             )
             more, right = comparison.outcomes(run.methods, run.budgets, (seed,))
             outcomes += more
