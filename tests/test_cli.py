@@ -23,7 +23,13 @@ from rheostat.recipe import TrainOptions
 
 COMMANDS = ("train", "demo", "evaluate", "materialize", "predict", "measure", "data")
 QUICK = TrainOptions(
-    warm_epochs=1, soft_epochs=0.5, adapt_epochs=0.5, batch_size=16, neuron_block=8, budgets=(1.0, 0.6, 0.3)
+    min_heads_per_layer=0,  # small budgets of a tiny model are below one head a layer
+    warm_epochs=1,
+    soft_epochs=0.5,
+    adapt_epochs=0.5,
+    batch_size=16,
+    neuron_block=8,
+    budgets=(1.0, 0.6, 0.3),
 )
 QUICK_ARGUMENTS = [
     *("--warm-epochs", "1", "--soft-epochs", "0.5", "--adapt-epochs", "0.5", "--batch-size", "16"),

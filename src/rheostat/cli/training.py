@@ -83,13 +83,10 @@ def train(
     neuron_block: Annotated[
         int, typer.Option(min=1, help="Feed-forward neurons that go together; kept widths are multiples of it.")
     ] = 32,
-    min_heads_per_layer: Annotated[
-        int | None,
-        typer.Option(min=0, help="Heads that every layer keeps at any budget; by default 0, or 1 with --cost heads."),
-    ] = None,
+    min_heads_per_layer: Annotated[int, typer.Option(min=0, help="Heads that every layer keeps at any budget.")] = 1,
     min_neurons_per_layer: Annotated[
-        int | None, typer.Option(min=0, help="Neurons that every layer keeps at any budget; by default 0.")
-    ] = None,
+        int, typer.Option(min=0, help="Neurons that every layer keeps at any budget.")
+    ] = 0,
     selection: Annotated[
         str, typer.Option(help="nested (every smaller model is part of the larger), or top-k as in the paper.")
     ] = "nested",
