@@ -418,9 +418,8 @@ def test_regression_and_a_single_class_are_refused(model: str, tmp_path: Path) -
 
 
 def test_the_usual_grid_is_cut_to_what_can_be_reached(model: str, data: str, tmp_path: Path) -> None:
-    options = replace(
-        QUICK, cost="heads", min_heads_per_layer=1, budgets=DEFAULT_BUDGETS
-    )  # one of 4 heads a layer stays: 0.25
+    # one of 4 heads a layer stays: 0.25
+    options = replace(QUICK, cost="heads", min_heads_per_layer=1, budgets=DEFAULT_BUDGETS)
     result = pipeline.train(model, data, tmp_path / "out", options, measure_latency=False)
     assert [point.budget for point in result.points] == [1.0, 0.75, 0.5, 0.35, 0.25]
 
