@@ -102,7 +102,6 @@ def variants() -> dict[str, Variant]:
         "order: importance, heads favoured": change(order="more heads"),
         "order: importance, heads favoured more": change(order="most heads"),
         "order: importance, heads and early layers favoured": change(order="early, more heads"),
-        "order: importance, heads favoured more and early layers": change(order="early, most heads"),
         "order: importance, neurons favoured": change(order="fewer heads"),
         "order: norm of what a unit adds": change(order="activation"),
         "order: gates, from importance": change(gates="frozen"),
@@ -130,7 +129,6 @@ TILTS = {  # what a layer's importance is multiplied by for every layer below it
     "more heads": (1.0, 1.6),
     "most heads": (1.0, 2.5),
     "early, more heads": (0.87, 1.6),
-    "early, most heads": (0.8, 2.5),
     "fewer heads": (1.0, 0.6),
 }
 

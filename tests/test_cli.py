@@ -23,7 +23,6 @@ from rheostat.recipe import TrainOptions
 
 COMMANDS = ("train", "demo", "evaluate", "materialize", "predict", "measure", "data")
 QUICK = TrainOptions(
-    min_heads_per_layer=0,  # small budgets of a tiny model are below one head a layer
     warm_epochs=1,
     soft_epochs=0.5,
     adapt_epochs=0.5,

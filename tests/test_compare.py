@@ -32,7 +32,7 @@ from rheostat.evaluation import evaluate_budgets
 from rheostat.recipe import TrainOptions
 
 QUICK = TrainOptions(
-    min_heads_per_layer=0,  # small budgets of a tiny model are below one head a layer
+    min_heads_per_layer=0,  # 0.12 of a tiny model is below one head a layer
     warm_epochs=2,
     soft_epochs=0,
     adapt_epochs=1,

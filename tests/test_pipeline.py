@@ -34,7 +34,7 @@ from rheostat.recipe import TrainOptions
 from rheostat.training import training_arguments
 
 QUICK = TrainOptions(
-    min_heads_per_layer=0,  # small budgets of a tiny model are below one head a layer
+    min_heads_per_layer=0,  # with a minimum of neurons too, 0.3 would be out of reach
     warm_epochs=1,
     soft_epochs=0.5,
     adapt_epochs=0.5,
