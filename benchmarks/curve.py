@@ -10,7 +10,6 @@ read on rows that no run trains on: the validation rows, and training rows beyon
 from __future__ import annotations
 
 import argparse
-import base64
 import copy
 import fcntl
 import json
@@ -274,17 +273,6 @@ def add_run(key: str, run: dict[str, Any]) -> None:
         results.save("curve", {"headline": summary(runs), "runs": runs})
 
 
-def packed(right: np.ndarray) -> str:
-    """Return which rows are right, (K, N), as text."""
-    return base64.b64encode(np.packbits(right, axis=1).tobytes()).decode("ascii")
-
-
-def unpacked(text: str, rows: int) -> np.ndarray:
-    """Return what :func:`packed` wrote."""
-    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(len(GRID), -1)
-    return np.unpackbits(bits, axis=1, count=rows)
-
-
 def summary(runs: dict[str, Any]) -> dict[str, Any]:
     """Return by data set and variant the points gained on the reference over the grid, all seeds, with the interval."""
     groups: dict[tuple[str, str], list[str]] = {}
@@ -297,7 +285,7 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
     for (data, name), seeds in groups.items():
         own = [runs[f"{data} | {seed} | {name}"] for seed in seeds]
         base = [runs[f"{data} | {seed} | reference"] for seed in seeds]
-        gain = paired_bootstrap(*(np.concatenate([unpacked(r["right"], r["read_on"]) for r in g]) for g in (own, base)))
+        gain = paired_bootstrap(*(np.concatenate([results.unpacked(r["right"], r["read_on"]) for r in g]) for g in (own, base)))
         table.setdefault(data, {})[name] = {
             "gain": round(gain.value, 2),
             "low": round(gain.low, 2),
@@ -364,7 +352,7 @@ def one(bench: Bench, name: str, variant: Variant, arguments: Any) -> None:
         "read_on": len(bench.labels),
         "precision": bench.precision,
         "points": points,
-        "right": packed(right),
+        "right": results.packed(right),
         "mean_accuracy": float(np.mean([p["accuracy"] for p in points.values()])),
         "mean_divergence": float(np.mean([p["divergence"] for p in points.values()])),
         "facts": facts,

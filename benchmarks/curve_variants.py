@@ -69,6 +69,7 @@ def variants() -> dict[str, Variant]:
         return replace(REFERENCE, **fields)
 
     sandwich = change(sampling="ends")
+    default = change(epochs=4.0, order="more heads", sampling="low")
     return {
         "reference": REFERENCE,
         "epochs: two": change(epochs=2.0),
@@ -76,7 +77,12 @@ def variants() -> dict[str, Variant]:
         "epochs: eight": change(epochs=8.0),
         "epochs: four, to the low end": change(epochs=4.0, sampling="low"),
         "epochs: four, heads favoured": change(epochs=4.0, order="more heads"),
-        "epochs: four, heads favoured, to the low end": change(epochs=4.0, order="more heads", sampling="low"),
+        "epochs: four, heads favoured, to the low end": default,
+        "epochs: four, heads favoured, two budgets a step": replace(default, sampling="low, two"),
+        "epochs: four, heads favoured, four budgets a step": replace(default, sampling="low, four"),
+        "epochs: eight, heads favoured, to the low end": replace(default, epochs=8.0),
+        "epochs: four, specialist for 0.5": replace(default, sampling="0.5"),
+        "epochs: four, specialist for 0.25": replace(default, sampling="0.25"),
         "epochs: four, rate 2e-4": change(epochs=4.0, learning_rate=2e-4),
         "epochs: four, sandwich": change(epochs=4.0, sampling="ends"),
         "epochs: four, hidden states": change(epochs=4.0, distill="hidden"),
@@ -300,11 +306,17 @@ class Sampler:
 
     def __call__(self, step: int, part: int = 0) -> tuple[float, ...]:
         """Return the budgets of optimizer step ``step``."""
+        if self.how[0].isdigit():  # a specialist
+            return (float(self.how),)
         draws = np.random.default_rng([self.seed, step, part])
         low, uniform = self.low, float(draws.uniform(self.low, 1.0))
         skewed = low + (1.0 - low) * float(draws.random()) ** 2
-        if self.how == "ends":  # two budgets a step; all others take one
+        if self.how == "ends":  # two budgets a step, as next; all after that take one
             return (1.0 if step % 2 == 0 else low, uniform)
+        if self.how == "low, two":
+            return (1.0 if step % 2 == 0 else low, skewed)
+        if self.how == "low, four":
+            return (1.0, skewed, low, low + (1.0 - low) * float(draws.random()) ** 2)
         if self.how == "grid":
             inner = GRID[1:-1][int(draws.integers(len(GRID) - 2))]
             return ((1.0, inner, GRID[-1], inner)[step % 4],)

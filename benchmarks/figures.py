@@ -70,6 +70,13 @@ def outcomes_of(comparison: Comparison, arguments: Any) -> tuple[list[Outcome], 
     return found, answers
 
 
+def right_of(found: list[Outcome], answers: dict[int, Answers]) -> dict[str, str]:
+    """Return which rows each model answered correctly, by seed, model and budget, so that runs can be paired later."""
+    return {
+        f"{o.seed} | {o.model} | {o.budget or 1:g}": results.packed(right_rows(o, answers[o.seed])[None]) for o in found
+    }
+
+
 def table_of(name: str, run: dict[str, Any]) -> str:
     """Return one data set as Markdown: points below each other model, and calibration errors, on test rows."""
     head = ["budget", *(f"below {other}" for other in OTHERS), "temperature", "ECE without", "ECE with"]
@@ -124,6 +131,7 @@ def main() -> None:
         "below": points,
         "calibration": calibration(found, answers, out),
         "lines": [line.to_json() for line in lines_of(found, answers)],
+        "right": right_of(found, answers),
     }
     runs = json.loads(RESULTS.read_text("utf-8"))["runs"] if RESULTS.is_file() else {}
     runs[f"{name}, seeds {', '.join(map(str, arguments.seeds))}"] = record
