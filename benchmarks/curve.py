@@ -285,7 +285,8 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
     for (data, name), seeds in groups.items():
         own = [runs[f"{data} | {seed} | {name}"] for seed in seeds]
         base = [runs[f"{data} | {seed} | reference"] for seed in seeds]
-        gain = paired_bootstrap(*(np.concatenate([results.unpacked(r["right"], r["read_on"]) for r in g]) for g in (own, base)))
+        right = [[results.unpacked(run["right"], run["read_on"]) for run in group] for group in (own, base)]
+        gain = paired_bootstrap(*map(np.concatenate, right))
         table.setdefault(data, {})[name] = {
             "gain": round(gain.value, 2),
             "low": round(gain.low, 2),
