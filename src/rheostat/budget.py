@@ -10,6 +10,8 @@ from rheostat.errors import BudgetError
 
 # The grid that tables are printed at unless somebody asks for another: dense, two mild, three strong budgets.
 DEFAULT_BUDGETS: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.12)
+# Those of a comparison, which trains models for each of them: few, and such as every family can be cut to.
+COMPARED_BUDGETS: tuple[float, ...] = (0.5, 0.25)
 
 
 def check_budget(budget: object, *, floor: float = 0.0) -> float:

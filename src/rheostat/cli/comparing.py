@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rheostat.budget import parse_budgets
+from rheostat.budget import COMPARED_BUDGETS, parse_budgets
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
 from rheostat.errors import OptionError
@@ -40,7 +40,7 @@ def compare(
             "sandwich, straight-through, scratch, scratch-soft, soft."
         ),
     ] = DEFAULT_METHODS,
-    budgets: shared.Budgets = "0.5,0.25",
+    budgets: shared.Budgets = ",".join(map(str, COMPARED_BUDGETS)),
     seeds: Annotated[str, typer.Option(help="Comma separated; one run each.")] = "0",
     setting: Annotated[
         list[str] | None,

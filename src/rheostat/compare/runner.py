@@ -21,7 +21,7 @@ import transformers
 from numpy.typing import NDArray
 
 from rheostat.architectures import find_spec as architecture_of
-from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending
+from rheostat.budget import COMPARED_BUDGETS, check_budget, descending
 from rheostat.checkpoint import is_checkpoint, write_whole
 from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
@@ -52,7 +52,7 @@ def compare(
     out: str | os.PathLike[str],
     *,
     methods: Sequence[str] = ("dense", "dense-equal", "post-hoc", "recovered", "fewer-layers", "linear", "sandwich"),
-    budgets: Sequence[float] = DEFAULT_BUDGETS[1:],
+    budgets: Sequence[float] = COMPARED_BUDGETS,
     options: TrainOptions | None = None,
     read_options: ReadOptions | None = None,
     seeds: Sequence[int] = (0,),
