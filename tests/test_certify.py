@@ -478,6 +478,34 @@ def test_a_higher_percentile_takes_a_smaller_budget_on_the_command_line(slow_one
     assert told_budget(found[1].stderr) < told_budget(found[0].stderr)
 
 
+@pytest.mark.parametrize(("option", "conditions"), [("--batch", {"batch": 2}), ("--threads", {"threads": 2})])
+def test_the_budget_that_is_promised_is_of_the_conditions_that_were_asked_for(
+    slow_ones: Path, monkeypatch: pytest.MonkeyPatch, option: str, conditions: dict[str, int]
+) -> None:
+    """Under the other conditions every removed unit saves half as much, so the same speed takes a smaller budget."""
+    (known,) = read_certificates(slow_ones)
+    model = known.fits[0].model
+    assert model is not None
+    order, other = rheostat_order(slow_ones), replace(SMALL, **conditions)
+    half = replace(model, fixed_ms=model.fixed_ms + model.predict((4,) * 3, (128,) * 3))
+    models = {SMALL: model, other: half}
+
+    def predict(asked: Conditions, budget: float) -> float:
+        subnet = order.subnet(budget)
+        return models[asked].predict(subnet.head_counts, subnet.neuron_counts)
+
+    full = replace(known.fits[0].samples[0], ms=predict(other, 1.0))
+    fit = replace(known.fits[0], conditions=other, samples=(full,), model=half)
+    replace(known, name="other", fits=(fit,)).save(slow_ones)
+    monkeypatch.setattr(
+        targets, "_measured_afresh", lambda path, b, asked: table_of(predict(asked, 1.0), predict(asked, b))
+    )
+    words = ["predict", str(slow_ones), "a good one", "--target", "1.3x", "--length", "8"]
+    found = [CliRunner().invoke(app, [*words, *more]) for more in ([], [option, "2"])]
+    assert [run.exit_code for run in found] == [0, 0], [run.output for run in found]
+    assert told_budget(found[1].stderr) < 0.9 * told_budget(found[0].stderr)
+
+
 def test_certify_takes_threads_and_points(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     words = ["--length", "8", "--rounds", "5", "--name", "two", "--no-widths", "--threads", "2", "--points", "14"]
