@@ -3,13 +3,15 @@
     python benchmarks/figures.py ag_news=DATA/ag_news --seeds 0 1 --specialists 0.5 0.25
 
 Everything is `rheostat compare` with the default recipe: the dense model, one trained for as many epochs in all, the
-budgeted model and, with --specialists, one model a budget by the same recipe. Resumable.
+budgeted model and, with --specialists, one model a budget by the same recipe. Resumable, and the results hold which
+rows every model has right, so that seeds of another day are pooled with those that are there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from typing import Any
 import results
 
 from rheostat.budget import DEFAULT_BUDGETS
-from rheostat.compare import Answers, Comparison, Outcome, difference, lines_of, right_rows
+from rheostat.compare import Answers, Comparison, Outcome, Reading, below, readings_of
 from rheostat.data import ReadOptions
 from rheostat.demo_assets import fetch_minilm
 from rheostat.evaluation import score_budgets
+from rheostat.measure import environment
 from rheostat.model import load
 from rheostat.recipe import TrainOptions
 
@@ -28,67 +31,72 @@ RESULTS = results.RESULTS / "figures.json"
 OTHERS = ("dense", "dense-equal", "specialist")
 
 
-def below(found: list[Outcome], answers: dict[int, Answers], budget: float, other: str) -> dict[str, Any] | None:
-    """Return how many points the budgeted model is below another one at a budget: a seed, all, and the interval."""
-    own = {o.seed: o for o in found if o.method == "sandwich" and o.budget == budget}
-    wanted = budget if other == "specialist" else None
-    rival = {o.seed: o for o in found if o.method == other and o.budget == wanted}
-    if not rival:
-        return None
-    pairs = [(right_rows(rival[s], answers[s]), right_rows(own[s], answers[s])) for s in sorted(own)]
-    points, low, high = difference([a for a, _ in pairs], [b for _, b in pairs], [answers[s].rows for s in sorted(own)])
-    seeds = [float(a.mean() - b.mean()) * 100 for a, b in pairs]
-    return {"points": points, "low": low, "high": high, "seeds": seeds}
-
-
-def calibration(found: list[Outcome], answers: dict[int, Answers], out: Path) -> dict[str, Any]:
-    """Return the expected calibration errors on test rows, with and without the saved temperatures, by seed."""
-    table: dict[str, Any] = {}
-    for seed in answers:
-        info = load(out / f"seed-{seed}" / "sandwich").info
-        logits = {o.budget: o.logits for o in found if o.method == "sandwich" and o.seed == seed}
-        for quality in score_budgets(info, logits, answers[seed].labels, list(logits)):
-            entry = table.setdefault(
-                f"{quality.budget:g}", {"temperature": [], "before": [], "after": [], "macro_f1": []}
-            )
-            entry["temperature"].append(info.temperature_at(quality.budget))
-            entry["before"].append(quality.calibration_error_raw)
-            entry["after"].append(quality.calibration_error)
-            entry["macro_f1"].append(quality.macro_f1)
-    return table
-
-
-def outcomes_of(comparison: Comparison, arguments: Any) -> tuple[list[Outcome], dict[int, Answers]]:
-    """Run what is missing; return what every model answered, and the right answers by seed."""
-    budgets = DEFAULT_BUDGETS[1:]
-    found, answers = comparison.outcomes(("dense", "sandwich"), budgets, arguments.seeds)
-    equal = () if arguments.without_equal else budgets
-    for methods, points in ((("dense-equal",), equal), (("specialist",), arguments.specialists)):
-        if points:
-            more, _ = comparison.outcomes(methods, points, arguments.seeds)
-            found += [outcome for outcome in more if outcome.method != "dense"]
-    return found, answers
-
-
-def right_of(found: list[Outcome], answers: dict[int, Answers]) -> dict[str, str]:
-    """Return which rows each model answered correctly, by seed, model and budget, so that runs can be paired later."""
+def calibration(found: list[Outcome], answers: Answers, folder: Path) -> dict[str, Any]:
+    """Return errors with and without the saved temperatures, on test rows, by budget."""
+    info = load(folder / "sandwich").info
+    logits = {o.budget: o.logits for o in found if o.method == "sandwich"}
     return {
-        f"{o.seed} | {o.model} | {o.budget or 1:g}": results.packed(right_rows(o, answers[o.seed])[None]) for o in found
+        f"{quality.budget:g}": {
+            "temperature": info.temperature_at(quality.budget),
+            "before": quality.calibration_error_raw,
+            "after": quality.calibration_error,
+            "macro_f1": quality.macro_f1,
+        }
+        for quality in score_budgets(info, logits, answers.labels, list(logits))
     }
 
 
-def table_of(name: str, run: dict[str, Any]) -> str:
+def read_seed(comparison: Comparison, seed: int, specialists: Sequence[float], *, equal: bool) -> dict[str, Any]:
+    """Run what is missing of a seed; return which rows every model has right, and the calibration."""
+    budgets = DEFAULT_BUDGETS[1:]
+    found, answers = comparison.outcomes(("dense", "sandwich"), budgets, (seed,))
+    for methods, points in ((("dense-equal",), budgets if equal else ()), (("specialist",), specialists)):
+        if points:
+            more, _ = comparison.outcomes(methods, points, (seed,))
+            found += [outcome for outcome in more if outcome.method != "dense"]
+    return {
+        "environment": environment(),
+        "readings": [reading.to_json() for reading in readings_of(found, answers)],
+        "calibration": calibration(found, answers[seed], comparison.out / f"seed-{seed}"),
+    }
+
+
+def below_of(readings: list[Reading]) -> dict[str, dict[str, Any]]:
+    """Return by budget how many points the budgeted model is below each other one, over the seeds that have both."""
+    table: dict[str, dict[str, Any]] = {}
+    for budget in DEFAULT_BUDGETS:
+        own = {r.seed: r for r in readings if r.method == "sandwich" and r.budget == budget}
+        for other in OTHERS:
+            wanted = budget if other == "specialist" else None
+            rival = {r.seed: r for r in readings if r.method == other and r.budget == wanted and r.seed in own}
+            if rival:
+                points, low, high = below(list(rival.values()), [own[seed] for seed in rival])
+                entry = {"points": points, "low": low, "high": high, "seeds": sorted(rival)}
+                table.setdefault(f"{budget:g}", {})[other] = entry
+    return table
+
+
+def table_of(name: str, data: dict[str, Any]) -> str:
     """Return one data set as Markdown: points below each other model, and calibration errors, on test rows."""
+    seeds = data["seeds"].values()
+    readings = [Reading.from_json(record) for seed in seeds for record in seed["readings"]]
+    dense = [100 * r.right.mean() for r in readings if r.method == "dense"]
     head = ["budget", *(f"below {other}" for other in OTHERS), "temperature", "ECE without", "ECE with"]
-    lines = [f"### {name}, {run['rows_read']:,} test rows", "", " | ".join(["", *head, ""]).strip()]
-    lines.append("| " + " | ".join(["---:"] * len(head)) + " |")
-    for budget, entry in run["below"].items():
+    lines = [
+        f"### {name}: {len(readings[0].right):,} test rows, dense {sum(dense) / len(dense):.2f} %",
+        "",
+        " | ".join(["", *head, ""]).strip(),
+        "| " + " | ".join(["---:"] * len(head)) + " |",
+    ]
+    for budget, entry in below_of(readings).items():
         cells = [budget]
         for other in OTHERS:
-            found = entry[other]
-            cells.append("" if found is None else f"{found['points']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]")
-        fit = run["calibration"][budget]
-        cells += [f"{sum(fit[key]) / len(fit[key]):.3f}" for key in ("temperature", "before", "after")]
+            found = entry.get(other)
+            cells.append(
+                "" if found is None else "{points:+.2f} [{low:+.2f}, {high:+.2f}], seeds {seeds}".format(**found)
+            )
+        fits = [seed["calibration"][budget] for seed in seeds]
+        cells += [f"{sum(fit[key] for fit in fits) / len(fits):.3f}" for key in ("temperature", "before", "after")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -107,7 +115,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/figures"))
     arguments = parser.parse_args()
     if arguments.table or not arguments.data:
-        print("\n".join(table_of(name, run) for name, run in json.loads(RESULTS.read_text("utf-8"))["runs"].items()))
+        print("\n".join(table_of(name, data) for name, data in record_of().items()))
         return
     name, folder = arguments.data.split("=", 1)
     options = TrainOptions(
@@ -116,29 +124,36 @@ def main() -> None:
         max_train_rows=arguments.max_train_rows,
         precision=arguments.precision,
     )
-    out = arguments.work / name
     comparison = Comparison(
-        str(fetch_minilm()), folder, out, options, ReadOptions(), read_precision=arguments.read_precision
+        str(fetch_minilm()),
+        folder,
+        arguments.work / name,
+        options,
+        ReadOptions(),
+        read_precision=arguments.read_precision,
     )
-    found, answers = outcomes_of(comparison, arguments)
-    points = {
-        f"{budget:g}": {other: below(found, answers, budget, other) for other in OTHERS} for budget in DEFAULT_BUDGETS
-    }
-    record = {
-        "rows_read": len(answers[arguments.seeds[0]].labels),
-        "read_in": arguments.read_precision,
-        "options": asdict(options),
-        "below": points,
-        "calibration": calibration(found, answers, out),
-        "lines": [line.to_json() for line in lines_of(found, answers)],
-        "right": right_of(found, answers),
-    }
-    runs = json.loads(RESULTS.read_text("utf-8"))["runs"] if RESULTS.is_file() else {}
-    runs[f"{name}, seeds {', '.join(map(str, arguments.seeds))}"] = record
-    headline = {
-        key: {budget: entry["dense"]["points"] for budget, entry in run["below"].items()} for key, run in runs.items()
-    }
-    results.save("figures", {"headline": headline, "runs": runs})
+    for seed in arguments.seeds:
+        found = read_seed(comparison, seed, arguments.specialists, equal=not arguments.without_equal)
+        data = record_of()
+        conditions = {"read_in": arguments.read_precision, "options": asdict(options)}
+        kept = data.get(name, {})
+        same = {key: kept.get(key) for key in conditions} == json.loads(json.dumps(conditions))
+        data[name] = {**conditions, "seeds": {**(kept["seeds"] if same else {}), str(seed): found}}
+        results.save("figures", {"headline": headline_of(data), "data": data})
+
+
+def record_of() -> dict[str, Any]:
+    """Return what was measured so far by data set; seeds of one set-up are pooled, those of another one give way."""
+    return dict(json.loads(RESULTS.read_text("utf-8"))["data"]) if RESULTS.is_file() else {}
+
+
+def headline_of(data: dict[str, Any]) -> dict[str, Any]:
+    """Return points below dense by data set and budget."""
+    found = {}
+    for name, record in data.items():
+        readings = [Reading.from_json(r) for seed in record["seeds"].values() for r in seed["readings"]]
+        found[name] = {budget: round(entry["dense"]["points"], 2) for budget, entry in below_of(readings).items()}
+    return found
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import results
 
 from rheostat.certify import Conditions, Fit, certify, read_certificates
 from rheostat.certify.targets import choices_of
-from rheostat.compare import Comparison, difference, right_rows
+from rheostat.compare import Comparison, Reading, below
 from rheostat.data import ReadOptions
 from rheostat.demo_assets import fetch_minilm
 from rheostat.measure import measure
@@ -79,21 +79,19 @@ def main() -> None:
 
 def compared(both: dict[str, Comparison], fit: Fit, speedup: float, arguments: Any) -> dict[str, Any]:
     """Return accuracy and measured speed of both at one predicted speedup, and their paired difference."""
-    right: dict[str, list[Any]] = {}
-    rows: list[str] = []
+    readings: dict[str, list[Reading]] = {}
     found: dict[str, Any] = {}
     calls = {}
     for name, comparison in both.items():
-        right[name], found[name] = [], {"budgets": [], "accuracy": []}
+        readings[name], found[name] = [], {"budgets": [], "accuracy": []}
         for seed in arguments.seeds:
             model: BudgetedModel = load(comparison.out / f"seed-{seed}" / "sandwich")
             budget = budget_at(model, fit, speedup)
-            outcomes, answers = comparison.outcomes(("dense", "sandwich"), (budget,), (seed,))
-            own = next(o for o in outcomes if o.method == "sandwich" and o.budget == budget)
-            right[name].append(right_rows(own, answers[seed]))
-            rows = [*rows, answers[seed].rows][: len(arguments.seeds)]
+            all_read = comparison.readings(("dense", "sandwich"), (budget,), (seed,))
+            own = next(r for r in all_read if r.method == "sandwich" and r.budget == budget)
+            readings[name].append(own)
             found[name]["budgets"].append(budget)
-            found[name]["accuracy"].append(float(right[name][-1].mean() * 100))
+            found[name]["accuracy"].append(float(own.right.mean() * 100))
             if seed == arguments.seeds[0]:
                 small, inputs = (
                     model.materialize(budget).eval(),
@@ -105,7 +103,7 @@ def compared(both: dict[str, Comparison], fit: Fit, speedup: float, arguments: A
     for name in both:
         row = table[name]
         found[name] |= {"speedup": row.speedup, "low": row.speedup_low, "high": row.speedup_high}
-    points, low, high = difference(right["latency"], right["macs"], rows)
+    points, low, high = below(readings["latency"], readings["macs"])
     return {**found, "latency less macs, points": points, "low": low, "high": high}
 
 

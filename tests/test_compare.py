@@ -22,6 +22,7 @@ from rheostat.compare import (
     compare,
     difference,
     lines_of,
+    readings_of,
     runner,
     to_markdown,
 )
@@ -209,7 +210,7 @@ def test_multi_label_data_without_a_test_part_is_read_on_validation_rows(model: 
     outcomes, answers = comparison.outcomes(("dense", "linear", "sandwich"), (0.5,), (0, 1))
     assert answers[0].rows != answers[1].rows  # another seed holds out other rows
     assert {o.logits.shape for o in outcomes} == {answers[0].labels.shape}
-    assert len(lines_of(outcomes, answers)) == 4
+    assert len(lines_of(readings_of(outcomes, answers))) == 4
 
 
 def test_a_fixed_budget_has_gates_of_its_own_and_a_specialist_the_whole_recipe() -> None:
@@ -258,7 +259,7 @@ def test_a_table_can_be_checked_by_hand() -> None:
         outcome("dense", 0, [0, 0, 1, 1]), outcome("dense", 1, [0, 0, 1, 0]),
         outcome("sandwich", 0, [0, 0, 1, 0]), outcome("sandwich", 1, [0, 1, 1, 0]),
     ]  # fmt: skip
-    dense, ours = lines_of(found, answers)
+    dense, ours = lines_of(readings_of(found, answers))
     assert (dense.accuracies, ours.accuracies) == ((100.0, 75.0), (75.0, 50.0))
     assert ours.mean == 62.5 and ours.below_dense == 25.0 and ours.minutes == 2.0
     assert ours.deviation == pytest.approx(17.678, abs=1e-3)

@@ -18,7 +18,7 @@ from tiny import largest_difference, tiny_batch, tiny_classifier, tiny_data, tin
 from typer.testing import CliRunner
 
 from rheostat.cli.app import app
-from rheostat.compare import Answers, Outcome, lines_of
+from rheostat.compare import Answers, Comparison, Outcome, readings_of
 from rheostat.data import ReadOptions
 from rheostat.errors import OptionError
 from rheostat.reproduce import find_experiments, read_experiment, reproduce, runner
@@ -174,6 +174,49 @@ def test_a_second_run_trains_and_times_nothing(ran: tuple[Path, dict[str, Any], 
     assert json.loads(json.dumps({key: again[key] for key in known})) == {key: record[key] for key in known}
 
 
+def test_seeds_are_added_to_results_of_which_nothing_else_is_left(
+    ran: tuple[Path, dict[str, Any], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, record, _ = ran
+    copy = Path(shutil.copytree(folder / "reproduce", tmp_path / "reproduce"))
+    path = copy / "results" / "tiny-small.json"
+    old = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**old, "environments": {"0": {**old["environments"]["0"], "processor": "Z80"}}}))
+    monkeypatch.setattr(runner, "time_budgets", None)  # the speed is kept as well
+    trained, real = [], Comparison.readings
+
+    def readings(self: Comparison, *arguments: Any) -> Any:
+        trained.append(arguments[-1])
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Comparison, "readings", readings)
+    words = ["reproduce", "tiny", "--folder", str(copy), "--work", str(tmp_path / "work"), "--precision", "bf16"]
+    found = CliRunner().invoke(app, [*words, "--seeds", "3", "--keep"])
+    assert found.exit_code == 0, found.output
+    new = json.loads(path.read_text("utf-8"))
+    assert trained == [(2,), (2,)] and new["seeds"] == [0, 1, 2]
+    for name, lines in new["runs"].items():
+        assert [line["accuracies"][:2] for line in lines] == [line["accuracies"] for line in record["runs"][name]]
+        assert all(len(line["accuracies"]) == 3 for line in lines)
+    assert "seeds 0: 2 cores of Z80" in found.stdout.replace(
+        f"{old['environments']['0']['physical_cores']} cores", "2 cores"
+    )
+    assert "; seeds 1, 2: " in found.stdout
+
+    def lacking(*arguments: Any) -> None:
+        raise OptionError(json.dumps({name: len(kept) for name, kept in arguments[-1].items()}))
+
+    monkeypatch.setattr(runner, "answered_runs", lacking)
+    content = tiny_experiment(tmp_path)
+    content |= {"model": read_experiment(copy / "tiny.yaml").model, "data": read_experiment(copy / "tiny.yaml").data}
+    content["runs"]["heads"]["budgets"] = [0.5, 0.4]
+    write(copy / "tiny.yaml", content)
+    again = CliRunner().invoke(app, [*words, "--seeds", "3", "--keep"])
+    assert '"heads": 0, "macs": 24}' in again.stderr  # another set-up is run anew
+    fresh = CliRunner().invoke(app, [*words, "--seeds", "3"])
+    assert '{"heads": 0, "macs": 0}' in fresh.stderr
+
+
 def test_the_precision_is_that_of_training_and_reading(ran: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
     folder, record, _ = ran
     read = [np.load(path)["logits"] for path in folder.rglob("seed-0/*.npz") if "linear" not in path.name]
@@ -249,7 +292,7 @@ def answered(*points: tuple[str, float | None, float, list[int]]) -> Answered:
         for method, budget, share, classes in (("dense", None, 1.0, [0, 0, 0, 0]), *points)
     ]
     outcomes[0] = replace(outcomes[0], model="dense")
-    return Answered(outcomes, answers, lines_of(outcomes, answers))
+    return Answered(readings_of(outcomes, answers))
 
 
 def test_within_picks_the_costliest_point_of_a_share() -> None:

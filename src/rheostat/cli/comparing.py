@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rheostat.recipe import TrainOptions
 
 DEFAULT_METHODS = "dense,dense-equal,post-hoc,recovered,fewer-layers,linear,sandwich"
+DEFAULT_POINTS = ",".join(f"{budget:g}" for budget in COMPARED_BUDGETS)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,7 +41,7 @@ def compare(
             "sandwich, straight-through, scratch, scratch-soft, soft."
         ),
     ] = DEFAULT_METHODS,
-    budgets: shared.Budgets = ",".join(map(str, COMPARED_BUDGETS)),
+    budgets: shared.Budgets = DEFAULT_POINTS,
     seeds: Annotated[str, typer.Option(help="Comma separated; one run each.")] = "0",
     setting: Annotated[
         list[str] | None,
@@ -61,15 +62,14 @@ def compare(
     read_options = read()
     comparison = Comparison(model, data, out, chosen_options(setting or []), read_options)
     names = [name.strip() for name in methods.split(",")]
-    outcomes, answers = comparison.outcomes(names, parse_budgets(budgets), parse_seeds(seeds))
-    lines = lines_of(outcomes, answers)
+    readings = comparison.readings(names, parse_budgets(budgets), parse_seeds(seeds))
+    lines = lines_of(readings)
     table = [line.to_json() for line in lines]
     (out / "table.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     if as_json:
         shared.print_json(table)
     else:
-        rows_of = next(iter(answers.values())).rows_of
-        stdout.print(to_markdown(lines, rows_of), markup=False, highlight=False, soft_wrap=True)
+        stdout.print(to_markdown(lines, readings[0].rows_of), markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -38,6 +38,12 @@ def reproduce(
     work: Annotated[Path, typer.Option(help="Folder for models and answers; a stopped run goes on from it.")] = Path(
         "runs/reproduce"
     ),
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="Take the seeds that the results hold already, with the same set-up, and run the others."
+        ),
+    ] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Show all experiments and where they stand.")] = False,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -74,8 +80,10 @@ def reproduce(
         if not torch.cuda.is_available():
             raise OptionError("device cuda must be there; torch sees none. Leave --device out")
     chosen = range(found[name].seeds if seeds is None else seeds)
-    record = run(found[name], scale=scale, seeds=chosen, work=work / name / scale, precision=precision)
     results = folder / "results"
+    earlier = results / f"{name}-{scale}.json"
+    kept = json.loads(earlier.read_text(encoding="utf-8")) if keep and earlier.is_file() else None
+    record = run(found[name], scale=scale, seeds=chosen, work=work / name / scale, precision=precision, kept=kept)
     results.mkdir(exist_ok=True)
     for suffix, text in ((".json", json.dumps(record, indent=1) + "\n"), (".md", to_page(record))):
         write_whole(results / f"{name}-{scale}{suffix}", text)

@@ -25,7 +25,8 @@ from rheostat.budget import COMPARED_BUDGETS, check_budget, descending
 from rheostat.checkpoint import is_checkpoint, write_whole
 from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
-from rheostat.compare.table import Answers, Line, Outcome, lines_of
+from rheostat.compare.readings import Answers, Outcome, Reading, readings_of
+from rheostat.compare.table import Line, lines_of
 from rheostat.console import stderr
 from rheostat.cost import CostTable
 from rheostat.data import Corpus, ReadOptions, read_corpus
@@ -104,7 +105,11 @@ class Comparison:
 
     def run(self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]) -> list[Line]:
         """Run what is missing and return the table."""
-        return lines_of(*self.outcomes(methods, budgets, seeds))
+        return lines_of(self.readings(methods, budgets, seeds))
+
+    def readings(self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]) -> list[Reading]:
+        """Run what is missing and return which rows every model answered correctly."""
+        return readings_of(*self.outcomes(methods, budgets, seeds))
 
     def outcomes(
         self, methods: Sequence[str], budgets: Sequence[float], seeds: Sequence[int]

@@ -1,15 +1,15 @@
-"""From what every model answered to one table: mean over seeds, difference to the dense model with its interval."""
+"""From the rows that every model has right to one table: mean over seeds, difference to dense with its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rheostat.evaluation import class_predictions
+from rheostat.compare.readings import Reading
 from rheostat.quality import paired_bootstrap
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last one serves more.
@@ -18,58 +18,12 @@ HEADER = ("method", "budget", "cost", "accuracy", "below dense", "epochs", "minu
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The rows of one seed that every method is read on.
-
-    Attributes:
-        task: ``single-label`` or ``multi-label``.
-        rows: Identity of the texts.
-        labels: (N,) or (N, C).
-        rows_of: ``test`` or ``validation``.
-    """
-
-    task: str
-    rows: str
-    labels: NDArray[np.int64]
-    rows_of: str = "test"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one model answered at one point.
-
-    Attributes:
-        method: Name of the method.
-        model: Name of the model among those of its seed.
-        seed: Of everything random.
-        budget: The budget that was asked for; None for a model of one size.
-        share: What it costs, as a share of the dense model.
-        epochs: Passes over the training rows in all, the dense warm start included.
-        seconds: Their wall time.
-        logits: (N, C).
-        inherited_epochs: Those of the epochs that a dense model spent which others start from too.
-        inherited_seconds: The same of the seconds.
-    """
-
-    method: str
-    model: str
-    seed: int
-    budget: float | None
-    share: float
-    epochs: float
-    seconds: float
-    logits: NDArray[np.float32]
-    inherited_epochs: float = 0.0
-    inherited_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class Line:
     """One line of the table; accuracies in percent, differences in points.
 
     Attributes:
         method: Name of the method.
-        budget: See :class:`Outcome`.
+        budget: See :class:`Reading`.
         share: Mean over seeds.
         seeds: Which seeds.
         accuracies: One a seed.
@@ -112,39 +66,31 @@ class Line:
         return asdict(self)
 
 
-def lines_of(outcomes: Sequence[Outcome], answers: Mapping[int, Answers]) -> list[Line]:
-    """Return a line for each method and point, in the order of the outcomes.
-
-    Args:
-        outcomes: Those of ``dense`` among them, for every seed.
-        answers: By seed.
-    """
-    correct = {(o.method, o.model, o.budget, o.seed): right_rows(o, answers[o.seed]) for o in outcomes}
-    groups: dict[tuple[str, str, float | None], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.method, outcome.model, outcome.budget), []).append(outcome)
-    totals = {method: _total([o for o in outcomes if o.method == method]) for method, _, _ in groups}
+def lines_of(readings: Sequence[Reading]) -> list[Line]:
+    """Return a line for each method and point, in the order of the readings; ``dense`` must be there for every seed."""
+    dense = {r.seed: r for r in readings if r.method == "dense"}
+    groups: dict[tuple[str, str, float | None], list[Reading]] = {}
+    for reading in readings:
+        groups.setdefault((reading.method, reading.model, reading.budget), []).append(reading)
+    totals = {method: _total([r for r in readings if r.method == method]) for method, _, _ in groups}
     lines = []
     for (method, model, budget), found in groups.items():
-        own = [correct[method, model, budget, o.seed] for o in found]
-        dense = [correct["dense", "dense", None, o.seed] for o in found]
-        below = difference(dense, own, [answers[o.seed].rows for o in found])
-        accuracies = tuple(float(100 * rows.mean()) for rows in own)
+        accuracies = tuple(float(100 * r.right.mean()) for r in found)
         deviation, low, high = spread(accuracies)
         lines.append(
             Line(
                 method,
                 budget,
-                float(np.mean([o.share for o in found])),
-                tuple(o.seed for o in found),
+                float(np.mean([r.share for r in found])),
+                tuple(r.seed for r in found),
                 accuracies,
                 float(np.mean(accuracies)),
                 deviation,
                 low,
                 high,
-                *below,
-                float(np.mean([o.epochs for o in found])),
-                float(np.mean([o.seconds for o in found])) / 60,
+                *below([dense[r.seed] for r in found], found),
+                float(np.mean([r.epochs for r in found])),
+                float(np.mean([r.seconds for r in found])) / 60,
                 *totals[method],
                 model,
             )
@@ -152,22 +98,24 @@ def lines_of(outcomes: Sequence[Outcome], answers: Mapping[int, Answers]) -> lis
     return lines
 
 
-def _total(outcomes: Sequence[Outcome]) -> tuple[int, float, float]:
+def _total(readings: Sequence[Reading]) -> tuple[int, float, float]:
     """Return models, epochs and minutes of a method, mean over seeds; what its models inherit counts once."""
-    seeds = {o.seed for o in outcomes}
-    models = {(o.seed, o.model): o for o in outcomes}.values()
-    epochs = sum(o.epochs - o.inherited_epochs for o in models)
-    seconds = sum(o.seconds - o.inherited_seconds for o in models)
+    seeds = {r.seed for r in readings}
+    models = {(r.seed, r.model): r for r in readings}.values()
+    epochs = sum(r.epochs - r.inherited_epochs for r in models)
+    seconds = sum(r.seconds - r.inherited_seconds for r in models)
     for seed in seeds:
-        epochs += max(o.inherited_epochs for o in models if o.seed == seed)
-        seconds += max(o.inherited_seconds for o in models if o.seed == seed)
-    return len({o.model for o in outcomes}), epochs / len(seeds), seconds / len(seeds) / 60
+        epochs += max(r.inherited_epochs for r in models if r.seed == seed)
+        seconds += max(r.inherited_seconds for r in models if r.seed == seed)
+    return len({r.model for r in readings}), epochs / len(seeds), seconds / len(seeds) / 60
 
 
-def right_rows(outcome: Outcome, answers: Answers) -> NDArray[np.bool_]:
-    """Return which rows were answered correctly, (N,); for multi-label in every class."""
-    found = class_predictions(answers.task, outcome.logits) == answers.labels
-    return np.asarray(found.reshape(len(found), -1).all(axis=1))
+def below(first: Sequence[Reading], second: Sequence[Reading]) -> tuple[float, float, float]:
+    """Return how many points ``second`` is below ``first``, a reading a seed each, and the interval.
+
+    See :func:`difference`.
+    """
+    return difference([r.right for r in first], [r.right for r in second], [r.rows for r in first])
 
 
 def difference(

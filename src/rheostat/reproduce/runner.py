@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rheostat.checkpoint import write_whole
-from rheostat.compare import Answers, Comparison, Line, Outcome, difference, lines_of, right_rows
+from rheostat.compare import Comparison, Line, Reading, below, lines_of
 from rheostat.compare.methods import dense_key
 from rheostat.console import stderr
 from rheostat.measure import environment
@@ -27,30 +29,38 @@ ROUNDS = 15
 class Answered:
     """What all seeds of a run answered."""
 
-    outcomes: list[Outcome]
-    answers: dict[int, Answers]
-    lines: list[Line]
+    readings: list[Reading]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Return the table."""
+        return lines_of(self.readings)
 
     @property
     def rows_read(self) -> tuple[int, str]:
         """Return how many rows were read, and whether they are test or validation rows."""
-        answers = next(iter(self.answers.values()))
-        return len(answers.labels), answers.rows_of
+        return len(self.readings[0].right), self.readings[0].rows_of
 
-    def of(self, method: str, budget: float | None) -> list[Outcome]:
-        """Return the outcomes of a point by seed.
+    def of(self, method: str, budget: float | None) -> list[Reading]:
+        """Return the readings of a point by seed.
 
         A model of one size is found at any budget; of several (fewer layers) the costliest within the budget.
         """
-        found = [o for o in self.outcomes if o.method == method and o.budget in (budget, None)]
-        if len({o.model for o in found if o.budget is None}) > 1 and budget is not None:
-            most = max((o.share for o in found if o.share <= budget), default=0.0)
-            found = [o for o in found if o.share == most]
-        return sorted(found, key=lambda outcome: outcome.seed)
+        found = [r for r in self.readings if r.method == method and r.budget in (budget, None)]
+        if len({r.model for r in found if r.budget is None}) > 1 and budget is not None:
+            most = max((r.share for r in found if r.share <= budget), default=0.0)
+            found = [r for r in found if r.share == most]
+        return sorted(found, key=lambda reading: reading.seed)
 
 
 def reproduce(
-    experiment: Experiment, *, scale: str, seeds: Sequence[int], work: Path, precision: str = "fp32"
+    experiment: Experiment,
+    *,
+    scale: str,
+    seeds: Sequence[int],
+    work: Path,
+    precision: str = "fp32",
+    kept: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run what is missing of an experiment and return its record.
 
@@ -60,25 +70,37 @@ def reproduce(
         seeds: One run each.
         work: Folder that keeps what is finished; the same call goes on after Ctrl-C.
         precision: Of training and reading: ``fp32``, ``bf16`` or ``fp16``; speed is measured in float32.
+        kept: An earlier record; of runs with the same set-up its seeds and speeds are taken as they are.
 
     Returns:
-        JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours.
+        JSON-ready: lines of every run, speed, targets and whether they were reached, paper figures beside ours; and
+        the readings that they come from.
     """
     work.mkdir(parents=True, exist_ok=True)
     options = {
         name: dataclasses.replace(experiment.train_options(name, scale), precision=precision)
         for name in experiment.runs
     }
-    runs = answered_runs(experiment, options, scale, seeds, work)
-    speed = {
-        item.run: speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}") for item in experiment.speed
+    setups = {name: _setup(experiment, name, options[name]) for name in experiment.runs}
+    known = kept or {}
+    same = {name for name, setup in setups.items() if known.get("setups", {}).get(name) == setup}
+    readings = {
+        name: [Reading.from_json(r) for r in known["readings"][name] if r["seed"] in seeds] if name in same else []
+        for name in experiment.runs
     }
+    before = set.intersection(*({r.seed for r in found} for found in readings.values()))
+    runs = answered_runs(experiment, options, scale, seeds, work, readings)
+    speed = {item.run: (known["speed"].get(item.run, {}) if item.run in same else {}) for item in experiment.speed}
+    for item in experiment.speed:
+        if speed[item.run].get("asked") != _plain(item):
+            speed[item.run] = speed_of(item, folder_of(work, item.run, seeds[0]) / f"seed-{seeds[0]}")
+    here, earlier = environment(), known.get("environments", {})
     return {
         "title": experiment.title,
         "scale": scale,
         "seeds": list(seeds),
         "command": f"rheostat reproduce {experiment.name} --scale {scale} --seeds {len(seeds)} --precision {precision}",
-        "environment": environment(),
+        "environments": {str(s): earlier.get(str(s), here) if s in before else here for s in seeds},
         "precision": precision,
         "options": {name: asdict(chosen) for name, chosen in options.items()},
         "rows_read": {name: run.rows_read for name, run in runs.items()},
@@ -88,7 +110,21 @@ def reproduce(
         "paper": [paper_record(figure, runs, speed) for figure in experiment.paper],
         "not_reproduced": list(experiment.not_reproduced),
         "notes": list(experiment.notes),
+        "setups": setups,
+        "readings": {name: [reading.to_json() for reading in run.readings] for name, run in runs.items()},
     }
+
+
+def _plain(item: Any) -> Any:
+    """Return a dataclass as JSON brings it back."""
+    return json.loads(json.dumps(asdict(item)))
+
+
+def _setup(experiment: Experiment, run: str, options: TrainOptions) -> str:
+    """Return the digest of all that decides what a run answers, but for its seeds."""
+    about = {"model": dict(experiment.model), "data": dict(experiment.data), "run": asdict(experiment.runs[run])}
+    text = json.dumps({**about, "options": asdict(options)}, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def folder_of(work: Path, run: str, seed: int) -> Path:
@@ -97,19 +133,25 @@ def folder_of(work: Path, run: str, seed: int) -> Path:
 
 
 def answered_runs(
-    experiment: Experiment, options_of: Mapping[str, TrainOptions], scale: str, seeds: Sequence[int], work: Path
+    experiment: Experiment,
+    options_of: Mapping[str, TrainOptions],
+    scale: str,
+    seeds: Sequence[int],
+    work: Path,
+    readings: Mapping[str, list[Reading]],
 ) -> dict[str, Answered]:
-    """Run every comparison; those with the same dense models share them."""
+    """Run every comparison and seed that ``readings`` lacks; those with the same dense models share them."""
     data, read = make_data(experiment.data, work)
     found: dict[str, Answered] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, run in experiment.runs.items():
         options = options_of[name]
-        lender = first.setdefault(dense_key(asdict(options)), name)
-        outcomes: list[Outcome] = []
-        answers: dict[int, Answers] = {}
+        own = list(readings[name])
         for seed in seeds:
+            if seed in {r.seed for r in readings[name]}:
+                continue
             stderr.print(f"[bold]{experiment.name}[/bold] {name}, {scale}, seed {seed}", highlight=False)
+            lender = first.setdefault((seed, *dense_key(asdict(options))), name)
             comparison = Comparison(
                 make_model(experiment.model, data, read, work, seed),
                 data,
@@ -119,16 +161,14 @@ def answered_runs(
                 dense_from=None if lender == name else folder_of(work, lender, seed),
                 read_precision=options.precision,
             )
-            more, right = comparison.outcomes(run.methods, run.budgets, (seed,))
-            outcomes += more
-            answers |= right
-        found[name] = Answered(outcomes, answers, lines_of(outcomes, answers))
+            own += comparison.readings(run.methods, run.budgets, (seed,))
+        found[name] = Answered(own)
     return found
 
 
 def speed_of(item: Speed, folder: Path) -> dict[str, Any]:
     """Return the speedup of materialized budgets on one thread, beside what the multiply-accumulates promise."""
-    asked = json.loads(json.dumps(asdict(item)))
+    asked = _plain(item)
     path = folder / "speed.json"
     if path.is_file():
         found = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -194,7 +234,7 @@ def value_of(target: Target, runs: Mapping[str, Answered], speed: Mapping[str, A
         return line.share, None, None
     if target.quantity == "below":
         budget = target.budget if line.budget is None else line.budget
-        return below(run, target.method, budget, str(target.other), runs[target.other_run or target.run])
+        return _below(run, target.method, budget, str(target.other), runs[target.other_run or target.run])
     return line.mean, line.seeds_low, line.seeds_high
 
 
@@ -209,10 +249,9 @@ def _line(run: Answered, target: Target) -> Line | None:
     return fitting[0] if fitting else None
 
 
-def below(run: Answered, method: str, budget: float | None, other: str, other_run: Answered) -> Value:
+def _below(run: Answered, method: str, budget: float | None, other: str, other_run: Answered) -> Value:
     """Return how many points a method is below another one at a budget, with the paired interval over rows."""
     own, rival = run.of(method, budget), other_run.of(other, budget)
-    if not own or [o.seed for o in own] != [o.seed for o in rival]:
+    if not own or [r.seed for r in own] != [r.seed for r in rival]:
         return None, None, None
-    right = [[right_rows(o, run.answers[o.seed]) for o in side] for side in (rival, own)]
-    return difference(right[0], right[1], [run.answers[o.seed].rows for o in own])
+    return below(rival, own)

@@ -21,11 +21,8 @@ def lines_from(records: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 def to_page(record: Mapping[str, Any]) -> str:
     """Return the whole record as one Markdown page."""
-    where = record["environment"]
     parts = [f"# {record['title']}", "", f"Scale {record['scale']}, seeds {', '.join(map(str, record['seeds']))}."]
-    versions = ", ".join(f"{name} {where['versions'][name]}" for name in VERSIONS if name in where["versions"])
-    cores = f"{where.get('physical_cores')} cores of {where.get('processor')}, {where.get('torch_threads')} threads"
-    parts += [f"{cores}; {versions}; {where['date_utc'][:10]}. `{record['command']}`", ""]
+    parts += [f"{_machines(record['environments'])}. `{record['command']}`", ""]
     parts += ["## What was to be reached", "", *_targets(record["targets"]), ""] if record["targets"] else []
     parts += ["## The paper beside ours", "", *_paper(record["paper"]), ""] if record["paper"] else []
     for name, lines in record["runs"].items():
@@ -39,6 +36,18 @@ def to_page(record: Mapping[str, Any]) -> str:
     for title, key in (("Not reproduced", "not_reproduced"), ("Notes", "notes")):
         parts += [f"## {title}", "", *(f"- {text}" for text in record[key]), ""] if record[key] else []
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _machines(environments: Mapping[str, Any]) -> str:
+    """Return where and when the seeds ran, those of one place together."""
+    found: dict[str, list[str]] = {}
+    for seed, where in environments.items():
+        versions = ", ".join(f"{name} {where['versions'][name]}" for name in VERSIONS if name in where["versions"])
+        cores = f"{where.get('physical_cores')} cores of {where.get('processor')}, {where.get('torch_threads')} threads"
+        found.setdefault(f"{cores}; {versions}; {where['date_utc'][:10]}", []).append(seed)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"seeds {', '.join(seeds)}: {place}" for place, seeds in found.items())
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
