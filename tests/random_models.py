@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
     RobertaConfig,
@@ -17,7 +19,7 @@ from transformers import (
 
 from rheostat.subnet import ModelShape, Subnet
 
-FAMILIES = ("bert", "roberta", "electra")
+FAMILIES = ("bert", "roberta", "electra", "distilbert")
 LABELS = ("negative", "neutral", "positive")
 WORDS = (
     "[PAD]",
@@ -59,6 +61,9 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
     elif family == "roberta":
         # positions begin after the padding id
         model = (cls or RobertaForSequenceClassification)(RobertaConfig(**{"pad_token_id": 1, **sizes}))
+    elif family == "distilbert":
+        sizes["hidden_dim"] = sizes.pop("intermediate_size")
+        model = (cls or DistilBertForSequenceClassification)(DistilBertConfig(**sizes))
     else:
         model = (cls or ElectraForSequenceClassification)(ElectraConfig(**{"embedding_size": 16, **sizes}))
     randomize(model, seed)
@@ -90,3 +95,10 @@ def odd_subnets(shape: ModelShape) -> dict[str, Subnet]:
         "not a prefix": Subnet.of(shape, [[0, 2], [1], [2]], [range(8, 24), [0, 3, 5, 39], range(40)]),
         "not a prefix, and empty": Subnet.of(shape, [[1, 2], [], [0]], [[], [7], range(16)]),
     }
+
+
+def projections(family: str, model: Any) -> list[tuple[nn.Linear, nn.Linear]]:
+    """Return the output projections of attention and feed-forward of every layer, found without a spec."""
+    if family == "distilbert":
+        return [(layer.attention.out_lin, layer.ffn.lin2) for layer in model.base_model.transformer.layer]
+    return [(layer.attention.output.dense, layer.output.dense) for layer in model.base_model.encoder.layer]

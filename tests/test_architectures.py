@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rheostat
 from rheostat import CostTable, ModelShape, OptionError, Subnet, UnsupportedModelError
-from rheostat.architectures import BERT_LAYOUT, check_model_type, find_spec, known_model_types, register
+from rheostat.architectures import BERT_LAYOUT, DISTILBERT, check_model_type, find_spec, known_model_types, register
 from rheostat.materialize import materialize
 
 aten = torch.ops.aten
@@ -56,13 +56,14 @@ def test_the_counter_sees_fused_attention() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_closed_form_macs_and_parameters_are_the_counted_ones(family: str, attention: str) -> None:
     model = make_model(family, attention=attention)
-    shape = BERT_LAYOUT.shape(model)
-    params = BERT_LAYOUT.params(shape, model)
+    spec = find_spec(model)
+    shape = spec.shape(model)
+    params = spec.params(shape, model)
     for batch, length in ((1, 7), (3, 9)):
-        table = BERT_LAYOUT.costs("macs", shape, model, length)
+        table = spec.costs("macs", shape, model, length)
         inputs = make_inputs("none", batch=batch, length=length)
         for name, subnet in odd_subnets(shape).items():
-            small = materialize(model, BERT_LAYOUT, subnet)
+            small = materialize(model, spec, subnet)
             assert counted(small, inputs) == batch * table.total(subnet), name
             assert sum(p.numel() for p in small.parameters()) == params.total(subnet), name
 
@@ -164,11 +165,13 @@ def test_cost_models() -> None:
 
 
 def test_families_are_found_by_exact_type() -> None:
-    assert known_model_types() == ("bert", "camembert", "electra", "roberta", "xlm-roberta")
+    assert known_model_types() == ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
     for family in FAMILIES:
-        assert find_spec(make_model(family)) is BERT_LAYOUT
+        assert find_spec(make_model(family)) is (DISTILBERT if family == "distilbert" else BERT_LAYOUT)
     for config in (transformers.GPT2Config(), transformers.BigBirdConfig(), transformers.XLMRobertaXLConfig()):
-        with pytest.raises(UnsupportedModelError, match="bert, camembert, electra, roberta, xlm-roberta; got"):
+        with pytest.raises(
+            UnsupportedModelError, match="bert, camembert, distilbert, electra, roberta, xlm-roberta; got"
+        ):
             check_model_type(config)
     with pytest.raises(UnsupportedModelError, match="got Linear"):
         find_spec(nn.Linear(2, 2))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import FAMILIES, make_inputs, make_model, odd_subnets
+from random_models import FAMILIES, make_inputs, make_model, odd_subnets, projections
 from torch import Tensor, nn
 
 import rheostat
@@ -86,13 +86,13 @@ def test_forms_agree_with_gates_applied_by_hand(family: str) -> None:
     base, inputs = make_model(family), make_inputs()
     model = rheostat.wrap(copy.deepcopy(base), neuron_block=8, sequence_length=9)
     subnet = odd_subnets(model.shape)["not a prefix, and empty"]
-    for i, layer in enumerate(base.base_model.encoder.layer):
+    for i, (attention, feed_forward) in enumerate(projections(family, base)):
         heads, neurons = torch.zeros(3), torch.zeros(40)
         heads[list(subnet.heads[i])] = 1
         neurons[list(subnet.neurons[i])] = 1
         heads = heads.repeat_interleave(8)
-        layer.attention.output.dense.register_forward_pre_hook(lambda _, x, g=heads: (x[0] * g,))
-        layer.output.dense.register_forward_pre_hook(lambda _, x, g=neurons: (x[0] * g,))
+        attention.register_forward_pre_hook(lambda _, x, g=heads: (x[0] * g,))
+        feed_forward.register_forward_pre_hook(lambda _, x, g=neurons: (x[0] * g,))
     expected = logits(base, inputs)
     assert gap(expected, logits(model, inputs, subnet=subnet)) < 1e-5
     assert gap(expected, logits(model, inputs, subnet=subnet, form="gated")) < 1e-5
@@ -177,8 +177,9 @@ def test_soft_gates_fold_into_output_columns(family: str) -> None:  # C07
     folded = model.fold_soft_gates(0.4)
     assert gap(soft, logits(folded, inputs)) < 1e-5
     assert gap(soft, logits(model, inputs)) > 1e-3
+    gate_points = {id(linear.weight) for pair in projections(family, model.base) for linear in pair}
     for name, parameter in model.base.named_parameters():
-        changed = name.endswith("output.dense.weight")
+        changed = id(parameter) in gate_points
         assert torch.equal(parameter, folded.get_parameter(name)) != changed, name
 
 
@@ -214,7 +215,8 @@ def test_sliced_gradients_reach_the_full_weights(family: str) -> None:
         for parameter, gradient in gates.items():
             assert gap(gradient, slices[parameter]) <= 1e-5 * max(1.0, float(gradient.abs().max())), (name, parameter)
     uneven = gradients(model, inputs, odd_subnets(model.shape)["uneven"], "sliced")
-    weight = uneven[next(n for n in uneven if n.endswith("layer.0.attention.output.dense.weight"))]
+    first, _ = projections(family, model.base)[0]
+    weight = uneven[next(name for name, p in model.base.named_parameters() if p is first.weight)]
     assert weight[:, :8].abs().sum() > 0
     assert weight[:, 8:].abs().sum() == 0
 

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tiny import (
+    VOCABULARY,
     labelled_rows,
     largest_difference,
     multi_label_rows,
     tiny_data,
     tiny_folder,
+    tiny_tokenizer,
     weights,
     write_csv,
 )
@@ -24,9 +27,11 @@ from tiny import (
 import rheostat
 from rheostat import pipeline, training
 from rheostat.budget import DEFAULT_BUDGETS
+from rheostat.compare import compare
 from rheostat.data import Collator, ReadOptions, read_rows, tokenize
 from rheostat.errors import BudgetError, CheckpointError, DataError, OptionError, RheostatError
 from rheostat.evaluation import class_predictions, collect_logits, evaluate_budgets
+from rheostat.export import export
 from rheostat.model import BudgetedModel
 from rheostat.pipeline import TrainResult
 from rheostat.quality import quality_at
@@ -538,3 +543,31 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
     empty = Dataset.from_dict({"input_ids": [], "length": []})
     with pytest.raises(OptionError, match="rows to evaluate must not be empty"):
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
+
+
+def test_a_model_without_token_types_goes_all_the_way_with_a_tokenizer_that_makes_them(
+    data: str, tmp_path: Path
+) -> None:
+    """DistilBERT, to which transformers 5 gives the tokenizer of BERT."""
+    config = transformers.DistilBertConfig(
+        vocab_size=len(VOCABULARY), dim=16, n_layers=2, n_heads=4, hidden_dim=32, max_position_embeddings=32
+    )
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    tokenizer = tiny_tokenizer(tmp_path / "words")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert "token_type_ids" in tokenizer("great")
+    pipeline.train(str(tmp_path / "model"), data, tmp_path / "out", QUICK, measure_latency=False)
+    trained: BudgetedModel = rheostat.load(tmp_path / "out")
+    texts = ["awful word1", "great word2 word3"]
+    expected = trained.predict(texts, budget=0.5)
+    trained.materialize(0.5).save_pretrained(tmp_path / "small")
+    export(trained, tmp_path / "bundle", budgets=(1.0, 0.5))
+    bundle = rheostat.open_bundle(tmp_path / "bundle")
+    assert bundle.info.inputs == ("input_ids", "attention_mask")
+    for found in (rheostat.load(tmp_path / "small").predict(texts), bundle.predict(texts, budget=0.5)):
+        assert [answer.label for answer in found] == [answer.label for answer in expected]
+        assert [answer.score for answer in found] == pytest.approx([answer.score for answer in expected], abs=1e-5)
+    lines = compare(
+        str(tmp_path / "model"), data, tmp_path / "compared", methods=["fewer-layers"], budgets=(0.9,), options=QUICK
+    )
+    assert [line.method for line in lines] == ["dense", "fewer-layers"]

@@ -17,7 +17,8 @@ class SubLayerSpec:
     """Where the units of one kind live in a layer; paths are relative to the layer.
 
     Attributes:
-        body: The module that is skipped when no unit is left; it maps (B, S, E) to the input of ``output``.
+        body: The module that is skipped when no unit is left; it maps (B, S, E) to the input of ``output``, or holds
+            ``output`` and maps to what that returns.
         inputs: Linear modules whose output rows belong to units, in stored order.
         output: The linear module whose input columns belong to units: the one gate point.
         records_attention: Whether ``body`` returns ``(context, attention weights)``.
@@ -27,6 +28,11 @@ class SubLayerSpec:
     inputs: tuple[str, ...]
     output: str
     records_attention: bool = False
+
+    @property
+    def output_in_body(self) -> str | None:
+        """Return the path of ``output`` from ``body``, or None if it is elsewhere."""
+        return self.output.removeprefix(f"{self.body}.") if self.output.startswith(f"{self.body}.") else None
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,14 @@ class ArchitectureSpec:
         layers: Path of the list of layers inside ``model.base_model``.
         attention: The head sub-layer.
         feed_forward: The neuron sub-layer.
+        neurons_in_config: What the config calls the number of neurons of a layer.
     """
 
     model_types: tuple[str, ...]
     layers: str
     attention: SubLayerSpec
     feed_forward: SubLayerSpec
+    neurons_in_config: str = "intermediate_size"
 
     def __post_init__(self) -> None:
         """Refuse sub-layers that share a child of the layer: each is cut without looking at the other."""
@@ -75,14 +83,15 @@ class ArchitectureSpec:
         """
         config: Any = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        intermediate_size = getattr(config, self.neurons_in_config)
         layers = []
         for i, layer in enumerate(self.layer_list(model)):
             head_width = self._checked_width(layer, i, self.attention, config.hidden_size)
             neurons = self._checked_width(layer, i, self.feed_forward, config.hidden_size)
-            if head_width != config.num_attention_heads * head_dim or neurons != config.intermediate_size:
+            if head_width != config.num_attention_heads * head_dim or neurons != intermediate_size:
                 raise UnsupportedModelError(
                     f"layer {i} must have {config.num_attention_heads} heads x {head_dim} and "
-                    f"{config.intermediate_size} neurons as its config says; got widths {head_width} and {neurons}. "
+                    f"{intermediate_size} neurons as its config says; got widths {head_width} and {neurons}. "
                     "Load a materialized folder with rheostat.load"
                 )
             layers.append(LayerShape(config.num_attention_heads, neurons))
@@ -159,7 +168,7 @@ def linear_at(layer: nn.Module, path: str) -> nn.Linear:
 
 
 # Modules outside the layers that see one vector a sequence rather than one a token.
-_ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "summary", "seq_relationship"})
+_ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "pre_classifier", "summary", "seq_relationship"})
 
 
 def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -> int:
@@ -187,6 +196,19 @@ BERT_LAYOUT = ArchitectureSpec(
     feed_forward=SubLayerSpec(body="intermediate", inputs=("intermediate.dense",), output="output.dense"),
 )
 
+DISTILBERT = ArchitectureSpec(
+    model_types=("distilbert",),
+    layers="transformer.layer",
+    attention=SubLayerSpec(
+        body="attention",
+        inputs=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        output="attention.out_lin",
+        records_attention=True,
+    ),
+    feed_forward=SubLayerSpec(body="ffn", inputs=("ffn.lin1",), output="ffn.lin2"),
+    neurons_in_config="hidden_dim",
+)
+
 _REGISTRY: dict[str, ArchitectureSpec] = {}
 
 
@@ -204,6 +226,7 @@ def register(spec: ArchitectureSpec) -> ArchitectureSpec:
 
 
 register(BERT_LAYOUT)
+register(DISTILBERT)
 
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {

@@ -84,28 +84,32 @@ class Skip(nn.Module):
 
 
 @functools.cache
-def _empty_attention_class(cls: Any) -> Any:
-    """Return a subclass of an attention class that attends to nothing.
+def _empty_class(cls: Any, output: str | None, *, records_attention: bool) -> Any:
+    """Return a subclass of a body's class without units, whose ``output`` if it has one sees what came in.
 
     A subclass, so that recording hooks by class still find one attention a layer; what it records is (B, 0, S, S).
     """
 
-    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = hidden_states if output is None else self.get_submodule(output)(hidden_states)
         batch, length = hidden_states.shape[:2]
-        return hidden_states, hidden_states.new_zeros(batch, 0, length, length)
+        return (result, hidden_states.new_zeros(batch, 0, length, length)) if records_attention else result
 
     return type(f"Empty{cls.__name__}", (cls,), {"forward": forward, "__module__": __name__})
 
 
 def empty_body(body: nn.Module, spec: SubLayerSpec) -> nn.Module:
-    """Return what takes the place of a body without units: an attention that records nothing, or a Skip."""
-    if not spec.records_attention:
+    """Return what takes the place of a body without units: an attention that records nothing, or a Skip.
+
+    A body that holds the output projection keeps it and applies it, so put an OutputBias there.
+    """
+    if not spec.records_attention and spec.output_in_body is None:
         return Skip()
     empty = _shallow(body, {})
-    for path in spec.inputs:
-        name = path.removeprefix(f"{spec.body}.")
-        empty.__dict__["_modules"] = {key: child for key, child in empty._modules.items() if key != name}
-    empty.__class__ = _empty_attention_class(type(body))  # type: ignore[arg-type]
+    gone = {path.removeprefix(f"{spec.body}.") for path in spec.inputs}
+    empty.__dict__["_modules"] = {name: child for name, child in empty._modules.items() if name not in gone}
+    cls: Any = type(body)
+    empty.__class__ = _empty_class(cls, spec.output_in_body, records_attention=spec.records_attention)
     return empty
 
 
@@ -184,8 +188,9 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
     """
     output = linear_at(layer, spec.output)
     if len(kept) == 0:
-        body = layer.get_submodule(spec.body)
-        return {spec.body: empty_body(body, spec), spec.output: OutputBias(output.out_features, output.bias)}
+        empty, left = empty_body(layer.get_submodule(spec.body), spec), OutputBias(output.out_features, output.bias)
+        inside = spec.output_in_body
+        return {spec.body: empty, spec.output: left} if inside is None else {spec.body: rebind(empty, {inside: left})}
     rows = kept_rows(kept, width, output.weight.device)
     replacements: dict[str, Any] = {spec.output: SlicedLinear(output.weight[:, rows], output.bias)}
     for path in spec.inputs:

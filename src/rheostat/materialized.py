@@ -17,6 +17,7 @@ from transformers.initialization import no_init_weights
 from rheostat.architectures import ArchitectureSpec, check_model_type
 from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
 from rheostat.cost import CostTable
+from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError
 from rheostat.materialize import materialize, shrink
 from rheostat.predict import predict_texts
@@ -193,7 +194,7 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     model.__class__ = _materialized_class(cls)
     costs, info = CostTable.from_json(manifest["costs"]), CheckpointInfo.from_json(manifest["info"])
     model.rheostat = MaterializedInfo(full, shape, kept, manifest["budget"], manifest["share"], costs, info)
-    model.rheostat_tokenizer = load_tokenizer(folder)
+    model.rheostat_tokenizer = with_inputs_of(load_tokenizer(folder), config)
     return model.eval()
 
 

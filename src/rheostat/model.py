@@ -19,6 +19,7 @@ from rheostat.architectures import ArchitectureSpec, find_spec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
 from rheostat.cost import LATENCY, CostTable
+from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
 from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
 from rheostat.gates import GateLayout, Gates, hard_gates, logit, top_k_subnet
@@ -165,7 +166,7 @@ class BudgetedModel(
         self.selection: Selection = selection
         self.minimum = minimum or default_minimum(order.costs.name)
         self.info = info or CheckpointInfo()
-        self.tokenizer = tokenizer
+        self.tokenizer = with_inputs_of(tokenizer, base.config)
         self._views = _Views()
         self._subnets: dict[int, Subnet] = {}
         self._set_order(order)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
-from rheostat.data import Collator, Corpus, class_weights, token_limit, tokenize
+from rheostat.data import Collator, Corpus, class_weights, token_limit, tokenize, with_inputs_of
 from rheostat.errors import CheckpointError, DataError
 from rheostat.recipe import TrainOptions
 from rheostat.saving import quiet_transformers
@@ -42,7 +42,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         raise DataError(
             "task must be single-label or multi-label to train; got regression. Use labels that are classes"
         )
-    tokenizer = load_tokenizer_of(model_name)
+    tokenizer = with_inputs_of(load_tokenizer_of(model_name), config)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)

@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 @reads_texts()
 def train(
     model: Annotated[
-        str, typer.Option(help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, ELECTRA, ...).")
+        str, typer.Option(help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, DistilBERT, ...).")
     ],
     data: shared.DataSource,
     out: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],

@@ -8,7 +8,7 @@ from rheostat.data.describe import DataReport, describe
 from rheostat.data.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TASKS, ReadOptions
 from rheostat.data.rows import read_rows
 from rheostat.data.tasks import encode_labels
-from rheostat.data.tokenizing import TokenizedRows, token_limit, tokenize
+from rheostat.data.tokenizing import TokenizedRows, token_limit, tokenize, with_inputs_of
 
 __all__ = [
     "MULTI_LABEL",
@@ -28,4 +28,5 @@ __all__ = [
     "read_rows",
     "token_limit",
     "tokenize",
+    "with_inputs_of",
 ]

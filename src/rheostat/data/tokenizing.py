@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,6 +87,24 @@ def token_limit(tokenizer: Any, config: Any = None) -> int:
             "max_length must be given when neither tokenizer nor model has a limit; got none. Use --max-length 512"
         )
     return limit
+
+
+def with_inputs_of(tokenizer: Any, config: Any) -> Any:
+    """Return the tokenizer without inputs that models of ``config`` would ignore.
+
+    transformers 5 gives DistilBERT, which has no token types, the tokenizer of BERT, which makes them; and a saved
+    tokenizer does not remember what it was told to leave out.
+    """
+    if tokenizer is None:
+        return None
+    import transformers
+
+    taken = inspect.signature(transformers.MODEL_MAPPING[type(config)].forward).parameters
+    names = [name for name in tokenizer.model_input_names if name in taken]
+    if names != list(tokenizer.model_input_names):
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.model_input_names = names
+    return tokenizer
 
 
 def tokenize(
