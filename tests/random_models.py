@@ -13,13 +13,15 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
 from rheostat.subnet import ModelShape, Subnet
 
-FAMILIES = ("bert", "roberta", "electra", "distilbert")
+FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert")
 LABELS = ("negative", "neutral", "positive")
 WORDS = (
     "[PAD]",
@@ -47,7 +49,7 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "LayerNorm.weight" in name:
+            if "norm" in name.lower() and name.endswith("weight"):
                 parameter.copy_(1.0 + 0.3 * noise)
             else:
                 parameter.copy_((0.3 if name.endswith("bias") else 0.25) * noise)
@@ -64,6 +66,11 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
     elif family == "distilbert":
         sizes["hidden_dim"] = sizes.pop("intermediate_size")
         model = (cls or DistilBertForSequenceClassification)(DistilBertConfig(**sizes))
+    elif family == "modernbert":
+        layers = ["full_attention", "sliding_attention"] * 2
+        more = {"pad_token_id": 0, "layer_types": layers[: sizes["num_hidden_layers"]], "local_attention": 4}
+        biases = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
+        model = (cls or ModernBertForSequenceClassification)(ModernBertConfig(**more, **biases, **sizes))
     else:
         model = (cls or ElectraForSequenceClassification)(ElectraConfig(**{"embedding_size": 16, **sizes}))
     randomize(model, seed)
@@ -99,6 +106,8 @@ def odd_subnets(shape: ModelShape) -> dict[str, Subnet]:
 
 def projections(family: str, model: Any) -> list[tuple[nn.Linear, nn.Linear]]:
     """Return the output projections of attention and feed-forward of every layer, found without a spec."""
+    if family == "modernbert":
+        return [(layer.attn.Wo, layer.mlp.Wo) for layer in model.base_model.layers]
     if family == "distilbert":
         return [(layer.attention.out_lin, layer.ffn.lin2) for layer in model.base_model.transformer.layer]
     return [(layer.attention.output.dense, layer.output.dense) for layer in model.base_model.encoder.layer]

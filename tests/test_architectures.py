@@ -14,7 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rheostat
 from rheostat import CostTable, ModelShape, OptionError, Subnet, UnsupportedModelError
-from rheostat.architectures import BERT_LAYOUT, DISTILBERT, check_model_type, find_spec, known_model_types, register
+from rheostat.architectures import (
+    BERT_LAYOUT,
+    DISTILBERT,
+    MODERNBERT,
+    check_model_type,
+    find_spec,
+    known_model_types,
+    register,
+)
 from rheostat.materialize import materialize
 
 aten = torch.ops.aten
@@ -165,12 +173,14 @@ def test_cost_models() -> None:
 
 
 def test_families_are_found_by_exact_type() -> None:
-    assert known_model_types() == ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+    assert known_model_types() == ("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
     for family in FAMILIES:
-        assert find_spec(make_model(family)) is (DISTILBERT if family == "distilbert" else BERT_LAYOUT)
+        assert find_spec(make_model(family)) is {"distilbert": DISTILBERT, "modernbert": MODERNBERT}.get(
+            family, BERT_LAYOUT
+        )
     for config in (transformers.GPT2Config(), transformers.BigBirdConfig(), transformers.XLMRobertaXLConfig()):
         with pytest.raises(
-            UnsupportedModelError, match="bert, camembert, distilbert, electra, roberta, xlm-roberta; got"
+            UnsupportedModelError, match="bert, camembert, distilbert, electra, modernbert, roberta, xlm-roberta; got"
         ):
             check_model_type(config)
     with pytest.raises(UnsupportedModelError, match="got Linear"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from random_models import make_model
 from tiny import (
     VOCABULARY,
     labelled_rows,
@@ -545,14 +545,12 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
 
 
+@pytest.mark.parametrize("family", ["distilbert", "modernbert"])
 def test_a_model_without_token_types_goes_all_the_way_with_a_tokenizer_that_makes_them(
-    data: str, tmp_path: Path
+    family: str, data: str, tmp_path: Path
 ) -> None:
-    """DistilBERT, to which transformers 5 gives the tokenizer of BERT."""
-    config = transformers.DistilBertConfig(
-        vocab_size=len(VOCABULARY), dim=16, n_layers=2, n_heads=4, hidden_dim=32, max_position_embeddings=32
-    )
-    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    """transformers 5 gives DistilBERT the tokenizer of BERT."""
+    make_model(family, vocab_size=len(VOCABULARY), num_labels=2).save_pretrained(tmp_path / "model")
     tokenizer = tiny_tokenizer(tmp_path / "words")
     tokenizer.save_pretrained(tmp_path / "model")
     assert "token_type_ids" in tokenizer("great")

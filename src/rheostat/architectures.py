@@ -22,17 +22,28 @@ class SubLayerSpec:
         inputs: Linear modules whose output rows belong to units, in stored order.
         output: The linear module whose input columns belong to units: the one gate point.
         records_attention: Whether ``body`` returns ``(context, attention weights)``.
+        stacked: How many matrices the rows of an input hold one below the other: 3 for query, key and value in one, 2
+            for a gated feed-forward in one.
+        counts: Attributes that hold how many units there are, which a smaller sub-layer must have changed.
+        widths: Attributes that hold how many columns of ``output`` there are.
     """
 
     body: str
     inputs: tuple[str, ...]
     output: str
     records_attention: bool = False
+    stacked: int = 1
+    counts: tuple[str, ...] = ()
+    widths: tuple[str, ...] = ()
 
     @property
     def output_in_body(self) -> str | None:
         """Return the path of ``output`` from ``body``, or None if it is elsewhere."""
         return self.output.removeprefix(f"{self.body}.") if self.output.startswith(f"{self.body}.") else None
+
+    def sizes(self, units: int, width: int) -> dict[str, int]:
+        """Return what the attributes must hold for ``units`` of ``width`` columns each, by path from the layer."""
+        return {**dict.fromkeys(self.counts, units), **dict.fromkeys(self.widths, units * width)}
 
 
 @dataclass(frozen=True)
@@ -104,16 +115,16 @@ class ArchitectureSpec:
             *inputs, output = (linear_at(layer, path) for path in (*spec.inputs, spec.output))
         except AttributeError as error:
             raise UnsupportedModelError(f"layer {index} must have {spec.inputs} and {spec.output}: {error}") from None
-        widths = {linear.out_features for linear in inputs} | {output.in_features}
+        widths = {linear.out_features / spec.stacked for linear in inputs} | {output.in_features}
         if len(widths) != 1 or output.out_features != hidden_size:
             raise UnsupportedModelError(f"layer {index} must have inputs and output of one width; got {sorted(widths)}")
-        return widths.pop()
+        return output.in_features
 
     def costs(self, name: str, shape: ModelShape, model: nn.Module, sequence_length: int) -> CostTable:
         """Return the cost table of a cost model.
 
-        MACs of a sequence of S tokens: a head ``S * (4*E*D + 2*S*D)``, a neuron ``S * 2*E``; embedding projection
-        and tagging heads count every token, pooler and classifier count once.
+        MACs of a sequence of S tokens: a head ``S * (4*E*D + 2*S*D)``, a neuron ``S * 2*E``, or ``S * 3*E`` with a gate
+        of its own; embedding projection and tagging heads count every token, pooler and classifier count once.
 
         Args:
             name: ``macs`` or ``heads``.
@@ -130,7 +141,8 @@ class ArchitectureSpec:
             )
         S, E, D, L = sequence_length, shape.hidden_size, shape.head_dim, len(shape.layers)
         fixed = _fixed_macs(model, self.layer_list(model), S)
-        return CostTable("macs", S, (S * (4 * E * D + 2 * S * D),) * L, (S * 2 * E,) * L, fixed)
+        feed_forward = len(self.feed_forward.inputs) * self.feed_forward.stacked + 1
+        return CostTable("macs", S, (S * (4 * E * D + 2 * S * D),) * L, (S * feed_forward * E,) * L, fixed)
 
     def params(self, shape: ModelShape, model: nn.Module) -> CostTable:
         """Return parameters in closed form, as a cost table named ``params``; tied parameters count once."""
@@ -145,10 +157,10 @@ class ArchitectureSpec:
 
     @staticmethod
     def _unit_params(layer: nn.Module, spec: SubLayerSpec) -> int:
-        """Return the parameters of one row of the inputs and one column of the output."""
+        """Return the parameters of one row of the matrices in the inputs and of one column of the output."""
         inputs = [linear_at(layer, path) for path in spec.inputs]
         rows = sum(linear.in_features + (linear.bias is not None) for linear in inputs)
-        return rows + linear_at(layer, spec.output).out_features
+        return spec.stacked * rows + linear_at(layer, spec.output).out_features
 
 
 def linear_at(layer: nn.Module, path: str) -> nn.Linear:
@@ -168,7 +180,7 @@ def linear_at(layer: nn.Module, path: str) -> nn.Linear:
 
 
 # Modules outside the layers that see one vector a sequence rather than one a token.
-_ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "pre_classifier", "summary", "seq_relationship"})
+_ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "pre_classifier", "head", "summary", "seq_relationship"})
 
 
 def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -> int:
@@ -209,6 +221,13 @@ DISTILBERT = ArchitectureSpec(
     neurons_in_config="hidden_dim",
 )
 
+MODERNBERT = ArchitectureSpec(
+    model_types=("modernbert",),
+    layers="layers",
+    attention=SubLayerSpec(body="attn", inputs=("attn.Wqkv",), output="attn.Wo", records_attention=True, stacked=3),
+    feed_forward=SubLayerSpec(body="mlp", inputs=("mlp.Wi",), output="mlp.Wo", stacked=2),
+)
+
 _REGISTRY: dict[str, ArchitectureSpec] = {}
 
 
@@ -227,6 +246,7 @@ def register(spec: ArchitectureSpec) -> ArchitectureSpec:
 
 register(BERT_LAYOUT)
 register(DISTILBERT)
+register(MODERNBERT)
 
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {

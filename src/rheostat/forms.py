@@ -42,6 +42,21 @@ class SlicedLinear:
         return F.linear(x, self.weight, self.bias)
 
 
+class StackedLinear:
+    """Linear layers over borrowed tensors, their outputs side by side: a cut matrix of several is no view of it."""
+
+    __slots__ = ("biases", "weights")
+
+    def __init__(self, weights: Tensor, biases: Tensor | None) -> None:
+        """Borrow ``weights`` (matrices, out, in) and ``biases`` (matrices, out)."""
+        self.weights, self.biases = weights, biases
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., matrices * out)."""
+        biases = [None] * len(self.weights) if self.biases is None else self.biases
+        return torch.cat([F.linear(x, w, b) for w, b in zip(self.weights, biases, strict=True)], dim=-1)
+
+
 class GatedLinear(SlicedLinear):
     """A linear layer whose input is multiplied by a gate first."""
 
@@ -177,6 +192,11 @@ def kept_rows(kept: Sequence[int], width: int, device: torch.device) -> slice | 
     return (starts + torch.arange(width, device=device)).flatten()  # (K * width,)
 
 
+def stacked(tensor: Tensor, matrices: int) -> Tensor:
+    """Return the view (matrices, rows of one, ...) of a tensor (rows, ...) of matrices one below the other."""
+    return tensor.view(matrices, -1, *tensor.shape[1:])
+
+
 def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> dict[str, Any]:
     """Return the replacements that leave only the kept units of one sub-layer.
 
@@ -184,7 +204,7 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
         layer: The full layer.
         spec: Where the units live.
         kept: Kept heads or neurons, as stored positions; a prefix is cut as views.
-        width: Rows of a unit: D for heads, 1 for neurons.
+        width: Rows of a unit in each matrix: D for heads, 1 for neurons.
     """
     output = linear_at(layer, spec.output)
     if len(kept) == 0:
@@ -192,12 +212,22 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
         inside = spec.output_in_body
         return {spec.body: empty, spec.output: left} if inside is None else {spec.body: rebind(empty, {inside: left})}
     rows = kept_rows(kept, width, output.weight.device)
-    replacements: dict[str, Any] = {spec.output: SlicedLinear(output.weight[:, rows], output.bias)}
+    replacements: dict[str, Any] = {
+        spec.output: SlicedLinear(output.weight[:, rows], output.bias),
+        **spec.sizes(len(kept), width),
+    }
     for path in spec.inputs:
         linear = linear_at(layer, path)
-        bias = None if linear.bias is None else linear.bias[rows]
-        replacements[path] = SlicedLinear(linear.weight[rows], bias)
+        weights = stacked(linear.weight, spec.stacked)[:, rows]  # (matrices, kept rows, E)
+        biases = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows]
+        replacements[path] = _cut(weights, biases)
     return replacements
+
+
+def _cut(weights: Tensor, biases: Tensor | None) -> SlicedLinear | StackedLinear:
+    if len(weights) == 1:
+        return SlicedLinear(weights[0], None if biases is None else biases[0])
+    return StackedLinear(weights, biases)
 
 
 def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, parts: Parts | None = None) -> ModuleT:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
-from rheostat.forms import OutputBias, empty_body, kept_rows
+from rheostat.forms import OutputBias, empty_body, kept_rows, stacked
 from rheostat.subnet import KINDS, Subnet
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -45,17 +45,22 @@ def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int],
     rows = kept_rows(kept, width, output.weight.device)
     for path in spec.inputs:
         linear = linear_at(layer, path)
-        layer.set_submodule(path, _smaller_linear(linear, linear.weight[rows], rows))
-    layer.set_submodule(spec.output, _smaller_linear(output, output.weight[:, rows], slice(None)))
+        weight = stacked(linear.weight, spec.stacked)[:, rows].flatten(0, 1)
+        bias = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows].flatten()
+        layer.set_submodule(path, _smaller_linear(linear, weight, bias))
+    layer.set_submodule(spec.output, _smaller_linear(output, output.weight[:, rows], output.bias))
+    for path, size in spec.sizes(len(kept), width).items():
+        parent, _, name = path.rpartition(".")
+        setattr(layer.get_submodule(parent), name, size)
 
 
-def _smaller_linear(linear: nn.Linear, weight: Tensor, rows: slice | Tensor) -> nn.Linear:
-    """Return a linear layer that owns contiguous copies of ``weight`` and of the kept rows of the bias."""
-    small = nn.Linear(1, 1, bias=linear.bias is not None, device="meta")
+def _smaller_linear(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer that owns contiguous copies of ``weight`` and ``bias``, else as ``linear``."""
+    small = nn.Linear(1, 1, bias=bias is not None, device="meta")
     small.out_features, small.in_features = weight.shape
     small.weight = _owned(weight, linear.weight.requires_grad)
-    if linear.bias is not None:
-        small.bias = _owned(linear.bias[rows], linear.bias.requires_grad)
+    if bias is not None:
+        small.bias = _owned(bias, linear.bias.requires_grad)
     return small.train(linear.training)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
-from rheostat.forms import kept_rows
+from rheostat.forms import kept_rows, stacked
 from rheostat.subnet import KINDS, StoredOrder
 
 
@@ -30,6 +30,7 @@ def _permute_sub_layer(layer: nn.Module, spec: SubLayerSpec, ids: tuple[int, ...
     weight.copy_(weight[:, rows])
     for path in spec.inputs:
         linear = linear_at(layer, path)
-        linear.weight.copy_(linear.weight[rows])
-        if linear.bias is not None:
-            linear.bias.copy_(linear.bias[rows])
+        for tensor in (linear.weight, linear.bias):
+            if tensor is not None:
+                matrices = stacked(tensor, spec.stacked)
+                matrices.copy_(matrices[:, rows])

@@ -373,7 +373,9 @@ def texts_of(rows: Any) -> list[str]:
 def first_layers(model_name: str, count: int, folder: Path) -> None:
     """Write the encoder's first ``count`` layers and its tokenizer to ``folder``, in the Hugging Face layout."""
     with quiet_transformers():
-        config = transformers.AutoConfig.from_pretrained(model_name, num_hidden_layers=count)
+        kinds = getattr(transformers.AutoConfig.from_pretrained(model_name), "layer_types", None)
+        changes = {} if kinds is None else {"layer_types": kinds[:count]}
+        config = transformers.AutoConfig.from_pretrained(model_name, num_hidden_layers=count, **changes)
         model = transformers.AutoModel.from_pretrained(model_name, config=config, trust_remote_code=False)
     if len(architecture_of(model).layer_list(model)) != count:
         raise OptionError(

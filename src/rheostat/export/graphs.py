@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rheostat.architectures import ArchitectureSpec
+from rheostat.architectures import ArchitectureSpec, SubLayerSpec
 
 OPSET = 20  # the first with Gelu as an operator
 ATTENTION = "rheostat_export"
@@ -36,12 +36,13 @@ def plain_attention(
 def fused_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attend in one operator of ONNX Runtime, which takes projections and the (B, S) mask as they are."""
+    """Attend in one operator of ONNX Runtime, which takes projections, and the (B, S) mask or scores as they are."""
     batch, heads, length, width = query.shape
     rows = (batch, length, heads * width)
+    masks = (attention_mask,) if attention_mask.dim() == 2 else (None, attention_mask)
     out = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
-        (*(x.transpose(1, 2).reshape(rows) for x in (query, key, value)), None, attention_mask),
+        (*(x.transpose(1, 2).reshape(rows) for x in (query, key, value)), None, *masks),
         attrs={"num_heads": heads, "scale": float(scaling)},
         dtype=query.dtype,
         shape=rows,
@@ -50,13 +51,20 @@ def fused_attention(
     return out.reshape(batch, length, heads, width), None
 
 
-def additive_mask(*_: Any, attention_mask: Tensor, **__: Any) -> Tensor:
-    """Return what is added to the scores, (B, 1, 1, S)."""
-    return (1.0 - attention_mask[:, None, None, :].float()) * MASKED
+def additive_mask(*_: Any, attention_mask: Tensor, local_size: int | None = None, **more: Any) -> Tensor:
+    """Return what is added to the scores, (B, 1, 1, S), or (B, 1, S, S) where tokens see their neighbours only."""
+    seen = attention_mask[:, None, None, :] != 0
+    if local_size is not None:
+        positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        rows, columns = positions[:, None], positions[None, :]
+        seen = seen & more["mask_function"](None, None, rows, columns)  # one of index arithmetic, so it broadcasts
+    return torch.where(seen, 0.0, MASKED)
 
 
-def integer_mask(*_: Any, attention_mask: Tensor, **__: Any) -> Tensor:
-    """Return 1 for tokens and 0 for padding, (B, S)."""
+def integer_mask(*_: Any, attention_mask: Tensor, local_size: int | None = None, **more: Any) -> Tensor:
+    """Return 1 for tokens and 0 for padding, (B, S); or see :func:`additive_mask`."""
+    if local_size is not None:
+        return additive_mask(attention_mask=attention_mask, local_size=local_size, **more)
     return attention_mask.to(torch.int32)
 
 
@@ -78,6 +86,26 @@ class RowLinear(nn.Module):
             "::Gemm", inputs, attrs={"transB": 1}, dtype=x.dtype, shape=shape, version=OPSET
         )
         return found if x.dim() == 2 else found.reshape(*x.shape[:-1], out_features)
+
+
+class StackedLinear(nn.Module):
+    """A linear layer that holds several matrices one below the other as one `Gemm` each: their prefixes are shared."""
+
+    def __init__(self, linear: nn.Linear, matrices: int) -> None:
+        """Take over the parameters, a matrix at a time."""
+        super().__init__()
+        self.parts = nn.ModuleList()
+        biases = [None] * matrices if linear.bias is None else linear.bias.chunk(matrices)
+        for weight, bias in zip(linear.weight.chunk(matrices), biases, strict=True):
+            part = nn.Linear(1, 1, bias=bias is not None, device="meta")
+            part.weight = nn.Parameter(weight)
+            if bias is not None:
+                part.bias = nn.Parameter(bias)
+            self.parts.append(RowLinear(part))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
 class ColumnLinear(nn.Module):
@@ -122,10 +150,12 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     AttentionMaskInterface.register(ATTENTION, additive_mask)
     AttentionMaskInterface.register(FUSED_ATTENTION, integer_mask)
     model.set_attn_implementation(FUSED_ATTENTION if fused else ATTENTION)
-    outputs = {id(layer.get_submodule(sub.output)) for layer in spec.layer_list(model) for sub in spec.sub_layers()}
+    for layer in spec.layer_list(model):
+        for sub in spec.sub_layers():
+            _replace_linears(layer, sub)
     for path, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            model.set_submodule(path, (ColumnLinear if id(module) in outputs else RowLinear)(module))
+            model.set_submodule(path, RowLinear(module))
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     example = tuple(torch.ones(2, 9, dtype=torch.int64) for _ in names)
     with warnings.catch_warnings(), quiet_logger("torch.onnx"), torch.no_grad():
@@ -144,6 +174,18 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]
     _strip(graph)
     return graph
+
+
+def _replace_linears(layer: nn.Module, spec: SubLayerSpec) -> None:
+    """Give the output of a sub-layer its matrix by columns, and inputs of several matrices one operator each."""
+    modules = dict(layer.named_modules())
+    output = modules[spec.output]
+    if isinstance(output, nn.Linear):
+        layer.set_submodule(spec.output, ColumnLinear(output))
+    for path in spec.inputs if spec.stacked > 1 else ():
+        linear = modules.get(path)
+        if isinstance(linear, nn.Linear):  # nothing is left of an empty sub-layer's
+            layer.set_submodule(path, StackedLinear(linear, spec.stacked))
 
 
 @contextmanager
