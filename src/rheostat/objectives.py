@@ -45,7 +45,7 @@ class BudgetSampler:
             ``sandwich`` (the largest, the smallest and random ones).
         low: Smallest budget.
         random_budgets: Random budgets of a sandwich step, beside the largest or the smallest in turn; 0 trains one
-            budget a step: in turn the largest, a random one, the smallest, a random one; then random ones are
+            budget a step: in turn the largest, a random one, the smallest, a random one. They are
             ``low + (1 - low) * u**2`` with ``u`` uniform, since small budgets need training most and cost least.
         full_share: Share of soft and straight-through steps at budget 1.0, a point of its own.
         only: Budgets that every step trains instead: a specialist.
@@ -74,11 +74,10 @@ class BudgetSampler:
         if self.stage != "sandwich":
             full = draws.random() < self.full_share
             return (1.0 if full else float(draws.uniform(self.low, 1.0)),)
+        between = [self.low + (1.0 - self.low) * float(u) ** 2 for u in draws.random(size=self.random_budgets or 1)]
         if not self.random_budgets:
-            between = self.low + (1.0 - self.low) * float(draws.random()) ** 2
-            return ((1.0, between, self.low, between)[(step + part) % 4],)
-        end = 1.0 if (step + part) % 2 == 0 else self.low
-        return (end, *(float(b) for b in draws.uniform(self.low, 1.0, size=self.random_budgets)))
+            return ((1.0, between[0], self.low, between[0])[(step + part) % 4],)
+        return (1.0 if (step + part) % 2 == 0 else self.low, *between)
 
 
 STAGES = ("dense", "soft", "straight-through", "sandwich")
