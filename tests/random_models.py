@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     ElectraConfig,
@@ -21,7 +23,7 @@ from transformers import (
 
 from rheostat.subnet import ModelShape, Subnet
 
-FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert")
+FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert", "deberta-v2")
 LABELS = ("negative", "neutral", "positive")
 WORDS = (
     "[PAD]",
@@ -66,6 +68,14 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
     elif family == "distilbert":
         sizes["hidden_dim"] = sizes.pop("intermediate_size")
         model = (cls or DistilBertForSequenceClassification)(DistilBertConfig(**sizes))
+    elif family == "deberta-v2":
+        positions = {
+            "relative_attention": True, "position_buckets": 4, "pos_att_type": ["c2p", "p2c"], "share_att_key": True,
+            "norm_rel_ebd": "layer_norm", "pad_token_id": 1, "attn_implementation": "eager",
+        }  # fmt: skip
+        model = (cls or DebertaV2ForSequenceClassification)(
+            DebertaV2Config(**{**positions, **sizes, "attn_implementation": "eager"})
+        )
     elif family == "modernbert":
         layers = ["full_attention", "sliding_attention"] * 2
         more = {"pad_token_id": 0, "layer_types": layers[: sizes["num_hidden_layers"]], "local_attention": 4}

@@ -545,8 +545,8 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("family", ["distilbert", "modernbert"])
-def test_a_model_without_token_types_goes_all_the_way_with_a_tokenizer_that_makes_them(
+@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2"])
+def test_a_family_goes_all_the_way_with_a_tokenizer_that_makes_token_types(
     family: str, data: str, tmp_path: Path
 ) -> None:
     """transformers 5 gives DistilBERT the tokenizer of BERT."""
@@ -561,7 +561,8 @@ def test_a_model_without_token_types_goes_all_the_way_with_a_tokenizer_that_make
     trained.materialize(0.5).save_pretrained(tmp_path / "small")
     export(trained, tmp_path / "bundle", budgets=(1.0, 0.5))
     bundle = rheostat.open_bundle(tmp_path / "bundle")
-    assert bundle.info.inputs == ("input_ids", "attention_mask")
+    types = ("token_type_ids",) if family == "deberta-v2" else ()
+    assert bundle.info.inputs == ("input_ids", "attention_mask", *types)
     for found in (rheostat.load(tmp_path / "small").predict(texts), bundle.predict(texts, budget=0.5)):
         assert [answer.label for answer in found] == [answer.label for answer in expected]
         assert [answer.score for answer in found] == pytest.approx([answer.score for answer in expected], abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ class SubLayerSpec:
         body: The module that is skipped when no unit is left; it maps (B, S, E) to the input of ``output``, or holds
             ``output`` and maps to what that returns.
         inputs: Linear modules whose output rows belong to units, in stored order.
+        optional_inputs: Such that some models of the family have and others have not.
         output: The linear module whose input columns belong to units: the one gate point.
         records_attention: Whether ``body`` returns ``(context, attention weights)``.
         stacked: How many matrices the rows of an input hold one below the other: 3 for query, key and value in one, 2
@@ -31,6 +33,7 @@ class SubLayerSpec:
     body: str
     inputs: tuple[str, ...]
     output: str
+    optional_inputs: tuple[str, ...] = ()
     records_attention: bool = False
     stacked: int = 1
     counts: tuple[str, ...] = ()
@@ -40,6 +43,11 @@ class SubLayerSpec:
     def output_in_body(self) -> str | None:
         """Return the path of ``output`` from ``body``, or None if it is elsewhere."""
         return self.output.removeprefix(f"{self.body}.") if self.output.startswith(f"{self.body}.") else None
+
+    def inputs_of(self, layer: nn.Module) -> tuple[str, ...]:
+        """Return the inputs that a layer has."""
+        modules = dict(layer.named_modules())
+        return (*self.inputs, *(path for path in self.optional_inputs if path in modules))
 
     def sizes(self, units: int, width: int) -> dict[str, int]:
         """Return what the attributes must hold for ``units`` of ``width`` columns each, by path from the layer."""
@@ -56,6 +64,8 @@ class ArchitectureSpec:
         attention: The head sub-layer.
         feed_forward: The neuron sub-layer.
         neurons_in_config: What the config calls the number of neurons of a layer.
+        more_head_macs: What a head costs beside its projections and its attention: (config, S, E, D) -> MACs of a
+            sequence of S tokens.
     """
 
     model_types: tuple[str, ...]
@@ -63,6 +73,7 @@ class ArchitectureSpec:
     attention: SubLayerSpec
     feed_forward: SubLayerSpec
     neurons_in_config: str = "intermediate_size"
+    more_head_macs: Callable[[Any, int, int, int], int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse sub-layers that share a child of the layer: each is cut without looking at the other."""
@@ -112,7 +123,7 @@ class ArchitectureSpec:
     def _checked_width(layer: nn.Module, index: int, spec: SubLayerSpec, hidden_size: int) -> int:
         """Return the width between the inputs and the output of one sub-layer."""
         try:
-            *inputs, output = (linear_at(layer, path) for path in (*spec.inputs, spec.output))
+            *inputs, output = (linear_at(layer, path) for path in (*spec.inputs_of(layer), spec.output))
         except AttributeError as error:
             raise UnsupportedModelError(f"layer {index} must have {spec.inputs} and {spec.output}: {error}") from None
         widths = {linear.out_features / spec.stacked for linear in inputs} | {output.in_features}
@@ -141,8 +152,11 @@ class ArchitectureSpec:
             )
         S, E, D, L = sequence_length, shape.hidden_size, shape.head_dim, len(shape.layers)
         fixed = _fixed_macs(model, self.layer_list(model), S)
+        head = S * (4 * E * D + 2 * S * D)
+        if self.more_head_macs is not None:
+            head += self.more_head_macs(model.config, S, E, D)
         feed_forward = len(self.feed_forward.inputs) * self.feed_forward.stacked + 1
-        return CostTable("macs", S, (S * (4 * E * D + 2 * S * D),) * L, (S * feed_forward * E,) * L, fixed)
+        return CostTable("macs", S, (head,) * L, (S * feed_forward * E,) * L, fixed)
 
     def params(self, shape: ModelShape, model: nn.Module) -> CostTable:
         """Return parameters in closed form, as a cost table named ``params``; tied parameters count once."""
@@ -158,7 +172,7 @@ class ArchitectureSpec:
     @staticmethod
     def _unit_params(layer: nn.Module, spec: SubLayerSpec) -> int:
         """Return the parameters of one row of the matrices in the inputs and of one column of the output."""
-        inputs = [linear_at(layer, path) for path in spec.inputs]
+        inputs = [linear_at(layer, path) for path in spec.inputs_of(layer)]
         rows = sum(linear.in_features + (linear.bias is not None) for linear in inputs)
         return spec.stacked * rows + linear_at(layer, spec.output).out_features
 
@@ -184,15 +198,15 @@ _ONCE_A_SEQUENCE = frozenset({"pooler", "classifier", "pre_classifier", "head", 
 
 
 def _fixed_macs(model: nn.Module, layers: nn.ModuleList, sequence_length: int) -> int:
-    """Return the MACs of all linear modules outside the layers, for one sequence."""
+    """Return the MACs of all linear modules and convolutions outside the layers, for one sequence."""
     inside = {id(module) for module in layers.modules()}
     tags_tokens = type(model).__name__.endswith(("ForTokenClassification", "ForMaskedLM", "ForQuestionAnswering"))
     total = 0
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and id(module) not in inside:
+        if isinstance(module, nn.Linear | nn.Conv1d) and id(module) not in inside:
             parts = set(name.split("."))
             once = "pooler" in parts if tags_tokens else bool(parts & _ONCE_A_SEQUENCE)
-            total += module.in_features * module.out_features * (1 if once else sequence_length)
+            total += module.weight.numel() * (1 if once else sequence_length)
     return total
 
 
@@ -228,6 +242,39 @@ MODERNBERT = ArchitectureSpec(
     feed_forward=SubLayerSpec(body="mlp", inputs=("mlp.Wi",), output="mlp.Wo", stacked=2),
 )
 
+
+def _disentangled_macs(config: Any, S: int, E: int, D: int) -> int:
+    """Return what DeBERTa's relative positions cost a head.
+
+    Their table of 2 * span rows is projected once a call, here one of a single sequence, and multiplied with queries or
+    keys of every token.
+    """
+    if not config.relative_attention:
+        return 0
+    positions = config.max_relative_positions
+    span = config.position_buckets if config.position_buckets > 0 else positions
+    span = span if span > 0 else config.max_position_embeddings
+    uses = len({"c2p", "p2c"} & set(config.pos_att_type or ()))
+    projections = 2 if config.share_att_key else uses
+    return int(2 * span * (projections * E * D + uses * S * D))
+
+
+DEBERTA_V2 = ArchitectureSpec(
+    model_types=("deberta-v2",),
+    layers="encoder.layer",
+    attention=SubLayerSpec(
+        body="attention.self",
+        inputs=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+        optional_inputs=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
+        output="attention.output.dense",
+        records_attention=True,
+        counts=("attention.self.num_attention_heads",),
+        widths=("attention.self.all_head_size",),
+    ),
+    feed_forward=BERT_LAYOUT.feed_forward,
+    more_head_macs=_disentangled_macs,
+)
+
 _REGISTRY: dict[str, ArchitectureSpec] = {}
 
 
@@ -247,6 +294,7 @@ def register(spec: ArchitectureSpec) -> ArchitectureSpec:
 register(BERT_LAYOUT)
 register(DISTILBERT)
 register(MODERNBERT)
+register(DEBERTA_V2)
 
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {

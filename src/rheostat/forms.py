@@ -121,7 +121,7 @@ def empty_body(body: nn.Module, spec: SubLayerSpec) -> nn.Module:
     if not spec.records_attention and spec.output_in_body is None:
         return Skip()
     empty = _shallow(body, {})
-    gone = {path.removeprefix(f"{spec.body}.") for path in spec.inputs}
+    gone = {path.removeprefix(f"{spec.body}.") for path in (*spec.inputs, *spec.optional_inputs)}
     empty.__dict__["_modules"] = {name: child for name, child in empty._modules.items() if name not in gone}
     cls: Any = type(body)
     empty.__class__ = _empty_class(cls, spec.output_in_body, records_attention=spec.records_attention)
@@ -216,7 +216,7 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
         spec.output: SlicedLinear(output.weight[:, rows], output.bias),
         **spec.sizes(len(kept), width),
     }
-    for path in spec.inputs:
+    for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)
         weights = stacked(linear.weight, spec.stacked)[:, rows]  # (matrices, kept rows, E)
         biases = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows]
@@ -280,7 +280,7 @@ def cut_modules(model: nn.Module, spec: ArchitectureSpec) -> list[tuple[dict[str
     """Return where every linear layer that views cut hangs: its parent's children, and its name among them."""
     found = []
     for layer in spec.layer_list(model):
-        for path in (path for sub in spec.sub_layers() for path in (*sub.inputs, sub.output)):
+        for path in (path for sub in spec.sub_layers() for path in (*sub.inputs_of(layer), sub.output)):
             parent, _, name = path.rpartition(".")
             found.append((layer.get_submodule(parent)._modules, name))
     return found

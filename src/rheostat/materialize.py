@@ -43,7 +43,7 @@ def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int],
         layer.set_submodule(spec.output, OutputBias(output.out_features, output.bias))
         return
     rows = kept_rows(kept, width, output.weight.device)
-    for path in spec.inputs:
+    for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)
         weight = stacked(linear.weight, spec.stacked)[:, rows].flatten(0, 1)
         bias = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows].flatten()

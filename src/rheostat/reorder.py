@@ -28,7 +28,7 @@ def _permute_sub_layer(layer: nn.Module, spec: SubLayerSpec, ids: tuple[int, ...
     weight = linear_at(layer, spec.output).weight
     rows = kept_rows(ids, width, weight.device)
     weight.copy_(weight[:, rows])
-    for path in spec.inputs:
+    for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)
         for tensor in (linear.weight, linear.bias):
             if tensor is not None:
