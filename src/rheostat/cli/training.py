@@ -99,7 +99,7 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = 0.01,
     random_budgets: Annotated[
         int, typer.Option(min=0, help="Random budgets a step beside an end; 0 trains one budget a step, in turn.")
-    ] = 0,
+    ] = 1,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between states to resume from.")] = 100,
     report_to: Annotated[str, typer.Option(help="Where the Trainer logs: none, tensorboard, wandb, ...")] = "none",
     class_weighting: Annotated[
