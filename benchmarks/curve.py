@@ -286,7 +286,8 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
         own = [runs[f"{data} | {seed} | {name}"] for seed in seeds]
         base = [runs[f"{data} | {seed} | reference"] for seed in seeds]
         right = [[results.unpacked(run["right"], run["read_on"]) for run in group] for group in (own, base)]
-        gain = paired_bootstrap(*map(np.concatenate, right))
+        axis = 0 if len({run["read_on"] for run in own}) == 1 else 1  # other rows are laid end to end
+        gain = paired_bootstrap(*(np.concatenate(group, axis=axis) for group in right))
         table.setdefault(data, {})[name] = {
             "gain": round(gain.value, 2),
             "low": round(gain.low, 2),
