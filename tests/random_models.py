@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -21,7 +20,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from rheostat.subnet import ModelShape, Subnet
+from rheostat.testing import odd_subnets, randomize
+from rheostat.testing import token_batch as make_inputs
+
+__all__ = ["FAMILIES", "LABELS", "WORDS", "make_inputs", "make_model", "odd_subnets", "projections", "randomize"]
 
 FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert", "deberta-v2")
 LABELS = ("negative", "neutral", "positive")
@@ -43,18 +45,6 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 32,
     "num_labels": 3,
 }
-
-
-def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Give every parameter a value that matters: biases off zero, LayerNorms off the identity."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name.lower() and name.endswith("weight"):
-                parameter.copy_(1.0 + 0.3 * noise)
-            else:
-                parameter.copy_((0.3 if name.endswith("bias") else 0.25) * noise)
 
 
 def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, cls: Any = None, **changes: Any) -> Any:
@@ -85,33 +75,6 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
         model = (cls or ElectraForSequenceClassification)(ElectraConfig(**{"embedding_size": 16, **sizes}))
     randomize(model, seed)
     return model.eval()
-
-
-def make_inputs(padding: str = "right", *, batch: int = 3, length: int = 9, seed: int = 1) -> dict[str, Tensor]:
-    """Return token ids (B, S) with padding on one side of all rows but the first, or nowhere (``none``)."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, 40, (batch, length), generator=generator)
-    mask = torch.ones_like(ids)
-    for row in range(1, batch):
-        hidden = slice(length - 2 * row, None) if padding == "right" else slice(0, 2 * row)
-        if padding != "none":
-            mask[row, hidden] = 0
-            ids[row, hidden] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def odd_subnets(shape: ModelShape) -> dict[str, Subnet]:
-    """Return choices at every edge, for 3 layers x 3 heads x 40 neurons."""
-    return {
-        "everything": Subnet.full(shape),
-        "uneven": Subnet.prefix(shape, [1, 3, 2], [16, 40, 8]),
-        "no attention in one layer": Subnet.prefix(shape, [2, 0, 3], [16, 40, 40]),
-        "no feed-forward in one layer": Subnet.prefix(shape, [2, 3, 1], [0, 32, 40]),
-        "neither in one layer": Subnet.prefix(shape, [3, 0, 2], [40, 0, 16]),
-        "nothing": Subnet.prefix(shape, [0, 0, 0], [0, 0, 0]),
-        "not a prefix": Subnet.of(shape, [[0, 2], [1], [2]], [range(8, 24), [0, 3, 5, 39], range(40)]),
-        "not a prefix, and empty": Subnet.of(shape, [[1, 2], [], [0]], [[], [7], range(16)]),
-    }
 
 
 def projections(family: str, model: Any) -> list[tuple[nn.Linear, nn.Linear]]:

@@ -10,7 +10,6 @@ import torch
 import transformers
 from random_models import FAMILIES, make_inputs, make_model, odd_subnets
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rheostat
 from rheostat import CostTable, ModelShape, OptionError, Subnet, UnsupportedModelError
@@ -25,33 +24,7 @@ from rheostat.architectures import (
     register,
 )
 from rheostat.materialize import materialize
-
-aten = torch.ops.aten
-
-
-class CountedMacs(TorchDispatchMode):  # type: ignore[misc]
-    """Count the multiply-accumulates of every matrix product, those of fused attention included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.macs = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket
-        if name in (aten.mm, aten.bmm):
-            self.macs += args[0].numel() * args[1].shape[-1]
-        elif name in (aten.addmm, aten.baddbmm):
-            self.macs += args[1].numel() * args[2].shape[-1]
-        elif "scaled_dot_product" in str(name):
-            (b, h, s, d), keys = args[0].shape, args[1].shape[-2]
-            self.macs += 2 * b * h * s * keys * d
-        return func(*args, **(kwargs or {}))
-
-
-def counted(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    with torch.no_grad(), CountedMacs() as count:
-        model(**inputs)
-    return count.macs
+from rheostat.testing import CountedMacs, counted_macs
 
 
 def test_the_counter_sees_fused_attention() -> None:
@@ -74,14 +47,14 @@ def test_closed_form_macs_and_parameters_are_the_counted_ones(family: str, atten
         for name, subnet in odd_subnets(shape).items():
             small = materialize(model, spec, subnet)
             if family == "deberta-v2" and batch > 1:  # it projects its positions once a call
-                assert counted(small, inputs) <= batch * table.total(subnet), name
+                assert counted_macs(small, inputs) <= batch * table.total(subnet), name
             else:
-                assert counted(small, inputs) == batch * table.total(subnet), name
+                assert counted_macs(small, inputs) == batch * table.total(subnet), name
             assert sum(p.numel() for p in small.parameters()) == params.total(subnet), name
 
 
 @pytest.mark.parametrize("uses", [["c2p"], ["p2c"], ["c2p", "p2c"], []])
-def test_projections_of_positions_alone_are_cut_and_counted(uses: list[str]) -> None:
+def test_projections_of_positions_alone_are_cut_and_counted_macs(uses: list[str]) -> None:
     model = make_model("deberta-v2", share_att_key=False, pos_att_type=uses)
     wrapped, inputs = rheostat.wrap(model, neuron_block=8, sequence_length=9), make_inputs("none", batch=1, length=9)
     table = DEBERTA_V2.costs("macs", wrapped.shape, model, 9)
@@ -91,7 +64,7 @@ def test_projections_of_positions_alone_are_cut_and_counted(uses: list[str]) -> 
             cut, gates = wrapped(**inputs, subnet=subnet).logits, wrapped(**inputs, subnet=subnet, form="gated").logits
             assert torch.equal(cut, small(**inputs).logits), name
         assert torch.allclose(cut, gates, atol=1e-5), name
-        assert counted(small, inputs) == table.total(subnet), name
+        assert counted_macs(small, inputs) == table.total(subnet), name
         params = DEBERTA_V2.params(wrapped.shape, model)
         assert sum(p.numel() for p in small.parameters()) == params.total(subnet), name
 
@@ -107,9 +80,9 @@ def test_the_executed_slice_costs_what_it_should() -> None:  # C34: only slices 
         def forward(self, **rows: Tensor) -> Any:
             return model(**rows, budget=0.4, form=self.form)
 
-    dense = counted(model.base, inputs)
-    assert counted(Run("sliced"), inputs) == 3 * model.costs.total(model.subnet(0.4)) <= 0.4 * dense
-    assert counted(Run("gated"), inputs) == dense
+    dense = counted_macs(model.base, inputs)
+    assert counted_macs(Run("sliced"), inputs) == 3 * model.costs.total(model.subnet(0.4)) <= 0.4 * dense
+    assert counted_macs(Run("gated"), inputs) == dense
 
 
 @pytest.mark.parametrize(
@@ -132,12 +105,12 @@ def test_what_cannot_be_removed_is_counted_once_or_per_token(name: str, family: 
     model = make_model(family, cls=getattr(transformers, name), num_labels=2)  # question answering takes no other
     shape = BERT_LAYOUT.shape(model)
     table = BERT_LAYOUT.costs("macs", shape, model, 9)
-    assert counted(model, make_inputs("none")) == 3 * table.total(Subnet.full(shape))
+    assert counted_macs(model, make_inputs("none")) == 3 * table.total(Subnet.full(shape))
     params = BERT_LAYOUT.params(shape, model)
     assert params.total(Subnet.full(shape)) == sum(p.numel() for p in model.parameters())
     subnet = odd_subnets(shape)["uneven"]
     small = rheostat.wrap(model, neuron_block=8).materialize(subnet=subnet)
-    assert counted(small, make_inputs("none")) == 3 * table.total(subnet)
+    assert counted_macs(small, make_inputs("none")) == 3 * table.total(subnet)
 
 
 def test_bert_base_layer_constants() -> None:  # C05

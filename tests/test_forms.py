@@ -6,7 +6,6 @@ import copy
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,35 +48,6 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 
 # -- equality ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gated_sliced_and_materialized_are_equal(family: str, attention: str, padding: str) -> None:
-    model, inputs = wrapped(family, attention), make_inputs(padding)
-    for name, subnet in odd_subnets(model.shape).items():
-        expected = logits(model, inputs, subnet=subnet, form="gated")
-        assert torch.isfinite(expected).all()
-        with torch.enable_grad():
-            trained = model(**inputs, subnet=subnet).logits
-        small = model.materialize(subnet=subnet)
-        assert gap(expected, logits(model, inputs, subnet=subnet)) < 1e-5, name
-        assert gap(expected, trained.detach()) < 1e-5, name
-        assert gap(expected, logits(model, inputs, subnet=subnet, form="straight-through")) < 1e-5, name
-        assert gap(expected, logits(small, inputs)) < 1e-5, name
-
-
-@pytest.mark.parametrize(("family", "attention"), [("bert", "eager"), ("roberta", "sdpa"), ("electra", "sdpa")])
-def test_loaded_is_exactly_what_was_saved(family: str, attention: str, tmp_path: Path) -> None:
-    model, inputs = wrapped(family, attention), make_inputs()
-    for i, (name, subnet) in enumerate(odd_subnets(model.shape).items()):
-        small = model.materialize(subnet=subnet)
-        small.save_pretrained(tmp_path / str(i))
-        loaded = rheostat.load(tmp_path / str(i))
-        loaded.set_attn_implementation(attention)
-        assert gap(logits(small, inputs), logits(loaded, inputs)) == 0.0, name
-        assert loaded.rheostat == small.rheostat, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

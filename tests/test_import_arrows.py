@@ -22,7 +22,7 @@ LAYERS = (
     {"report", "timing"},
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},
-    {"certify", "compare", "demo_assets"},
+    {"certify", "compare", "demo_assets", "testing"},
     {"page", "reproduce"},
     {"__main__", "cli"},
 )

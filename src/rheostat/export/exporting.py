@@ -128,8 +128,8 @@ def _checked_budgets(budgets: Sequence[float], floor: float) -> tuple[float, ...
     """Return the budgets, 1.0 among them, largest first, rounded to six digits: they name files."""
     if isinstance(budgets, Real):
         raise OptionError(f"budgets must be a list; got {budgets!r}. Pass ({budgets!r},)")
-    rounded = descending(round(check_budget(budget, floor=floor), 6) for budget in (1.0, *budgets))
-    return tuple(check_budget(budget, floor=floor) for budget in rounded)
+    least = math.ceil(floor * 1e6) / 1e6  # rounded down, the floor itself would be out of reach
+    return descending(max(round(check_budget(budget, floor=floor), 6), least) for budget in (1.0, *budgets))
 
 
 def _write_float32(

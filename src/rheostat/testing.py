@@ -1,0 +1,401 @@
+"""The contract that every family keeps, as a suite that a new one runs: ``check_architecture(spec)``.
+
+>>> from rheostat.architectures import BERT_LAYOUT
+>>> check_architecture(BERT_LAYOUT, only=("nested",))
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec as find_package
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedConfig
+
+from rheostat.architectures import ArchitectureSpec, find_spec, linear_at
+from rheostat.errors import OptionError
+from rheostat.importance import Importance
+from rheostat.materialize import materialize
+from rheostat.model import BudgetedModel, load, wrap
+from rheostat.subnet import ModelShape, Subnet
+
+aten = torch.ops.aten
+LAYERS, HEADS, NEURONS, HIDDEN, VOCABULARY, LENGTH = 3, 3, 40, 24, 40, 9
+FORMS_AGREE = 1e-5  # float32
+
+
+def tiny_config(spec: ArchitectureSpec, **changes: Any) -> PreTrainedConfig:
+    """Return a config of the family's first model type: 3 layers, 3 heads x 8, 40 neurons, 40 tokens, 3 labels."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        spec.neurons_in_config: NEURONS,
+        "max_position_embeddings": 32,
+        "pad_token_id": 1,
+        "num_labels": 3,
+    }
+    return transformers.AutoConfig.for_model(spec.model_types[0], **{**sizes, **changes})
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Give every parameter a value that matters: biases off zero, norms off the identity."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.copy_(1.0 + 0.3 * noise)
+            else:
+                parameter.copy_((0.3 if name.endswith("bias") else 0.25) * noise)
+
+
+def odd_subnets(shape: ModelShape) -> dict[str, Subnet]:
+    """Return choices at every edge, for 3 layers x 3 heads x 40 neurons."""
+    return {
+        "everything": Subnet.full(shape),
+        "uneven": Subnet.prefix(shape, [1, 3, 2], [16, 40, 8]),
+        "no attention in one layer": Subnet.prefix(shape, [2, 0, 3], [16, 40, 40]),
+        "no feed-forward in one layer": Subnet.prefix(shape, [2, 3, 1], [0, 32, 40]),
+        "neither in one layer": Subnet.prefix(shape, [3, 0, 2], [40, 0, 16]),
+        "nothing": Subnet.prefix(shape, [0, 0, 0], [0, 0, 0]),
+        "not a prefix": Subnet.of(shape, [[0, 2], [1], [2]], [range(8, 24), [0, 3, 5, 39], range(40)]),
+        "not a prefix, and empty": Subnet.of(shape, [[1, 2], [], [0]], [[], [7], range(16)]),
+    }
+
+
+def token_batch(padding: str = "right", *, batch: int = 3, length: int = LENGTH, seed: int = 1) -> dict[str, Tensor]:
+    """Return token ids (B, S) with padding on one side of all rows but the first, or nowhere (``none``)."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, VOCABULARY, (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        hidden = slice(length - 2 * row, None) if padding == "right" else slice(0, 2 * row)
+        if padding != "none":
+            mask[row, hidden] = 0
+            ids[row, hidden] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class CountedMacs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the multiply-accumulates of every matrix product within the block, those of fused attention included."""
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count it."""
+        name = func.overloadpacket
+        if name in (aten.mm, aten.bmm):
+            self.macs += args[0].numel() * args[1].shape[-1]
+        elif name in (aten.addmm, aten.baddbmm):
+            self.macs += args[1].numel() * args[2].shape[-1]
+        elif "scaled_dot_product" in str(name):
+            (b, h, s, d), keys = args[0].shape, args[1].shape[-2]
+            self.macs += 2 * b * h * s * keys * d
+        return func(*args, **(kwargs or {}))
+
+
+def counted_macs(model: nn.Module, inputs: dict[str, Tensor]) -> int:
+    """Return the multiply-accumulates of one call."""
+    count = CountedMacs()
+    with torch.no_grad(), count:
+        model(**inputs)
+    return count.macs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family on a tiny random model.
+
+    Attributes:
+        spec: The family.
+        config: Of the model.
+        attention: The implementation of its attention, ``eager`` or ``sdpa``.
+    """
+
+    spec: ArchitectureSpec
+    config: PreTrainedConfig
+    attention: str
+    base: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the model."""
+        config = copy.deepcopy(self.config)
+        made = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation=self.attention)
+        randomize(made)
+        object.__setattr__(self, "base", made.eval())
+
+    def wrapped(self, **options: Any) -> BudgetedModel:
+        """Return a copy of the model under a budget."""
+        return wrap(copy.deepcopy(self.base), neuron_block=8, sequence_length=LENGTH, **options)
+
+    def subnets(self) -> Iterator[tuple[str, Subnet]]:
+        """Yield choices at every edge, with a name."""
+        yield from odd_subnets(self.spec.shape(self.base)).items()
+
+
+def check_architecture(
+    spec: ArchitectureSpec, config: PreTrainedConfig | None = None, *, only: Sequence[str] | None = None
+) -> None:
+    """Run the contract of a registered family on tiny random models, eager and, where it has it, sdpa.
+
+    Args:
+        spec: The family; :func:`rheostat.architectures.register` it first.
+        config: Of a model with 3 layers, 3 heads of width 8 and 40 neurons, 40 tokens and 3 labels;
+            by default :func:`tiny_config`, with biases where the family has a choice.
+        only: Names in :data:`CHECKS`; by default all of them.
+
+    Raises:
+        AssertionError: what does not hold, where.
+        OptionError: an unknown check, another size, or a spec that is not registered.
+    """
+    names = tuple(CHECKS) if only is None else tuple(only)
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise OptionError(f"only must hold names among {', '.join(CHECKS)}; got {', '.join(unknown)}")
+    chosen = tiny_config(spec) if config is None else config
+    with torch.random.fork_rng(devices=[]):
+        for attention in ("eager", "sdpa"):
+            try:
+                case = Case(spec, chosen, attention)
+            except ValueError as error:  # as transformers says that a family has no such attention
+                if attention == "eager" or "attention implementation" not in str(error).lower():
+                    raise
+                continue
+            if find_spec(case.base) is not spec:
+                raise OptionError(f"spec must be the registered one of {case.base.config.model_type!r}; it is another")
+            shape = spec.shape(case.base)
+            if shape != ModelShape.uniform(LAYERS, HEADS, HIDDEN // HEADS, NEURONS, HIDDEN):
+                raise OptionError(f"config must be of 3 layers x 3 heads x 8 and 40 neurons; got {shape}")
+            for name in names:
+                try:
+                    CHECKS[name](case)
+                except AssertionError as error:
+                    raise AssertionError(f"{spec.model_types[0]}, {attention}, {name}: {error}") from None
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _logits(model: Any, inputs: dict[str, Tensor], **options: Any) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(**inputs, **options).logits
+    return result
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).abs().max())
+
+
+def _check_equal(case: Case) -> None:
+    """Gated = sliced = straight-through = materialized, whatever is kept and on whichever side the padding is."""
+    model = case.wrapped()
+    for padding in ("none", "right", "left"):
+        inputs = token_batch(padding)
+        for name, subnet in case.subnets():
+            expected = _logits(model, inputs, subnet=subnet, form="gated")
+            _require(torch.isfinite(expected).all(), f"{name}: not finite")
+            trained = model(**inputs, subnet=subnet).logits.detach()
+            small = model.materialize(subnet=subnet)
+            found = {form: _logits(model, inputs, subnet=subnet, form=form) for form in ("sliced", "straight-through")}
+            found |= {"sliced, with gradients": trained, "materialized": _logits(small, inputs)}
+            for form, answer in found.items():
+                gap = _gap(expected, answer)
+                _require(gap < FORMS_AGREE, f"{name}, {padding} padding: {form} differs from gated by {gap:.2g}")
+    full = _logits(model.base, inputs)
+    for form in ("sliced", "gated", "soft", "straight-through"):
+        _require(torch.equal(full, _logits(model, inputs, budget=1.0, form=form)), f"{form} at 1.0 is not the model")
+    off = odd_subnets(model.shape)["nothing"]
+    _require(_gap(full, _logits(model, inputs, subnet=off)) > 1e-3, "nothing at all answers like everything")
+
+
+def _check_gradients(case: Case) -> None:
+    """Gradients of slices are those of gates."""
+    model, inputs = case.wrapped(), token_batch()
+
+    def gradients(subnet: Subnet, form: Any) -> dict[str, Tensor]:
+        loss = model(**inputs, subnet=subnet, form=form).logits.square().sum()
+        named = dict(model.base.named_parameters())
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(p) if gradient is None else gradient
+            for (name, p), gradient in zip(named.items(), found, strict=True)
+        }
+
+    for name, subnet in case.subnets():
+        gates, slices = gradients(subnet, "gated"), gradients(subnet, "sliced")
+        for parameter, wanted in gates.items():
+            gap = _gap(wanted, slices[parameter])
+            limit = 1e-5 * max(1.0, float(wanted.abs().max()))
+            _require(gap <= limit, f"{name}: the gradient of {parameter} differs by {gap:.2g}")
+
+
+def _check_nested(case: Case) -> None:
+    """A larger budget keeps all that a smaller one keeps; a budget is never exceeded, nor missed by a unit."""
+    model = case.wrapped()
+    before = model.subnet(model.floor)
+    for budget in np.linspace(model.floor, 1.0, 60):
+        subnet = model.subnet(float(budget))
+        for kind in ("head", "neuron"):
+            for i in range(LAYERS):
+                kept, smaller = set(subnet.kept(i, kind)), set(before.kept(i, kind))
+                _require(kept >= smaller, f"{budget:.3f} keeps less than a smaller budget")
+        share = model.costs.share(subnet)
+        _require(share <= budget + 1e-12, f"{budget:.3f} costs {share:.4f}")
+        larger = [s for s in model.order.cumulative_shares if s > share + 1e-12]
+        _require(not larger or larger[0] > budget, f"{budget:.3f} leaves room for another unit")
+        before = subnet
+
+
+def _check_costs(case: Case) -> None:
+    """Multiply-accumulates and parameters of every choice are the counted ones."""
+    shape = case.spec.shape(case.base)
+    params = case.spec.params(shape, case.base)
+    for length in (7, LENGTH):
+        table = case.spec.costs("macs", shape, case.base, length)
+        inputs = token_batch("none", batch=1, length=length)
+        for name, subnet in case.subnets():
+            small = materialize(case.base, case.spec, subnet)
+            found, wanted = counted_macs(small, inputs), table.total(subnet)
+            _require(found == wanted, f"{name}, {length} tokens: {found} multiply-accumulates counted, {wanted} told")
+            found, wanted = sum(p.numel() for p in small.parameters()), params.total(subnet)
+            _require(found == wanted, f"{name}: {found} parameters counted, {wanted} told")
+
+
+def _check_order(case: Case) -> None:
+    """Sorting heads and neurons in place changes nothing but the rounding."""
+    model, inputs = case.wrapped(), token_batch()
+    before = _logits(model, inputs)
+    rng = np.random.default_rng(0)
+    model.order_by_importance(Importance(*(tuple(rng.random(n) for _ in range(LAYERS)) for n in (HEADS, NEURONS))))
+    gap = _gap(before, _logits(model, inputs))
+    _require(gap < FORMS_AGREE, f"the full model changed by {gap:.2g}")
+    moved = any(ids != tuple(range(len(ids))) for ids in (*model.stored.heads, *model.stored.neurons))
+    _require(moved, "nothing was moved")
+
+
+def _check_saving(case: Case) -> None:
+    """What is loaded answers exactly as what was saved."""
+    inputs = token_batch()
+    with tempfile.TemporaryDirectory() as folder:
+        model = case.wrapped()
+        model.save_pretrained(Path(folder) / "whole")
+        again: Any = load(Path(folder) / "whole")
+        again.base.set_attn_implementation(case.attention)
+        for budget in (1.0, 0.5, model.floor):
+            same = torch.equal(_logits(model, inputs, budget=budget), _logits(again, inputs, budget=budget))
+            _require(same, f"the checkpoint answers otherwise at {budget:.3f}")
+        for i, (name, subnet) in enumerate(case.subnets()):
+            small = model.materialize(subnet=subnet)
+            small.save_pretrained(Path(folder) / str(i))
+            loaded: Any = load(Path(folder) / str(i))
+            loaded.set_attn_implementation(case.attention)
+            _require(torch.equal(_logits(small, inputs), _logits(loaded, inputs)), f"{name}: materialized")
+
+
+def _check_recording(case: Case) -> None:
+    """Attentions and hidden states of every layer are recorded, those of removed heads are not."""
+    if case.attention != "eager":  # no other computes attentions
+        return
+    model, inputs = case.wrapped(), token_batch()
+    wanted = {"output_attentions": True, "output_hidden_states": True}
+    subnet = odd_subnets(model.shape)["no attention in one layer"]
+    with torch.no_grad():
+        cut = model(**inputs, subnet=subnet, **wanted)
+        gated = model(**inputs, subnet=subnet, form="gated", **wanted)
+        small = model.materialize(subnet=subnet)(**inputs, **wanted)
+        full = model.base(**inputs, **wanted)
+    for name, output, heads in (
+        ("sliced", cut, [2, 0, 3]),
+        ("materialized", small, [2, 0, 3]),
+        ("full", full, [3] * 3),
+    ):
+        found = [a.shape[1] for a in output.attentions]
+        _require(found == heads, f"{name}: attentions of {found} heads instead of {heads}")
+        _require(len(output.hidden_states) == LAYERS + 1, f"{name}: {len(output.hidden_states)} hidden states")
+    for one, other in zip(cut.hidden_states, gated.hidden_states, strict=True):
+        _require(_gap(one, other) < FORMS_AGREE, "hidden states of sliced and gated differ")
+
+
+def _check_kept(case: Case) -> None:
+    """A materialized model keeps dtype, device, mode and what is trained, and owns its memory."""
+    model = case.wrapped()
+    for parameter in model.base.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    frozen = linear_at(case.spec.layer_list(model.base)[0], case.spec.attention.output)
+    frozen.requires_grad_(False)
+    for name, subnet in case.subnets():
+        small = model.materialize(subnet=subnet)
+        _require({p.dtype for p in small.parameters()} == {torch.bfloat16}, f"{name}: another dtype")
+        _require({p.device for p in small.parameters()} == {model.device}, f"{name}: another device")
+        cut = case.spec.layer_list(small)[0].get_submodule(case.spec.attention.output)
+        _require(not any(p.requires_grad for p in cut.parameters()), f"{name}: a frozen projection thawed")
+        trained = [p for n, p in small.named_parameters() if p.requires_grad]
+        _require(trained, f"{name}: all is frozen")
+        shared = {p.data_ptr() for p in small.parameters() if p.numel()} & {p.data_ptr() for p in model.parameters()}
+        _require(not shared, f"{name}: memory is shared with the full model")
+
+
+def _check_checkpointing(case: Case) -> None:
+    """Recomputed forwards see the budget of their first one."""
+    if not case.base.supports_gradient_checkpointing:
+        return
+    inputs = token_batch()
+
+    def gradients(model: BudgetedModel) -> dict[str, Tensor]:
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        loss = torch.stack([model(**inputs, budget=b).logits.square().sum() for b in (1.0, 0.6)]).sum()
+        named = dict(model.base.named_parameters())
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
+
+    plain, recomputed = case.wrapped(), case.wrapped()
+    recomputed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    wanted, found = gradients(plain), gradients(recomputed)
+    _require(wanted.keys() == found.keys(), "other parameters have gradients")
+    for name, gradient in wanted.items():
+        gap = _gap(gradient, found[name])
+        _require(gap <= 1e-5 * max(1.0, float(gradient.abs().max())), f"the gradient of {name} differs by {gap:.2g}")
+
+
+def _check_export(case: Case) -> None:
+    """ONNX graphs of all budgets answer as torch does, from one file of weights; where onnxruntime is installed."""
+    if case.attention != "eager" or any(find_package(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        return
+    from rheostat.export import export
+
+    with tempfile.TemporaryDirectory() as folder:  # export itself compares every graph at several shapes
+        model = case.wrapped()
+        export(model, Path(folder) / "bundle", budgets=(0.5, model.floor))
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    "equal": _check_equal,
+    "gradients": _check_gradients,
+    "nested": _check_nested,
+    "costs": _check_costs,
+    "order": _check_order,
+    "saving": _check_saving,
+    "recording": _check_recording,
+    "kept": _check_kept,
+    "checkpointing": _check_checkpointing,
+    "export": _check_export,
+}
