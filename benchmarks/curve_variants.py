@@ -74,21 +74,15 @@ def variants() -> dict[str, Variant]:
         "reference": REFERENCE,
         "epochs: two": change(epochs=2.0),
         "epochs: four": change(epochs=4.0),
-        "epochs: eight": change(epochs=8.0),
         "epochs: four, to the low end": change(epochs=4.0, sampling="low"),
         "epochs: four, heads favoured": change(epochs=4.0, order="more heads"),
         "epochs: four, heads favoured, to the low end": default,
         "epochs: four, heads favoured, two budgets a step": replace(default, sampling="low, two"),
-        "epochs: four, heads favoured, four budgets a step": replace(default, sampling="low, four"),
-        "epochs: eight, heads favoured, to the low end": replace(default, epochs=8.0),
         "epochs: four, specialist for 0.5": replace(default, sampling="0.5"),
         "epochs: four, specialist for 0.25": replace(default, sampling="0.25"),
         "epochs: four, rate 2e-4": change(epochs=4.0, learning_rate=2e-4),
-        "epochs: four, sandwich": change(epochs=4.0, sampling="ends"),
-        "epochs: four, hidden states": change(epochs=4.0, distill="hidden"),
         "rate: 5e-5": change(learning_rate=5e-5),
         "rate: 2e-4": change(learning_rate=2e-4),
-        "precision: fp32": change(precision="fp32"),
         "dropout: on": change(dropout=True),
         "sampling: sandwich": sandwich,
         "sampling: sandwich, rate 2e-4": replace(sandwich, learning_rate=2e-4),
@@ -315,8 +309,6 @@ class Sampler:
             return (1.0 if step % 2 == 0 else low, uniform)
         if self.how == "low, two":
             return (1.0 if step % 2 == 0 else low, skewed)
-        if self.how == "low, four":
-            return (1.0, skewed, low, low + (1.0 - low) * float(draws.random()) ** 2)
         if self.how == "grid":
             inner = GRID[1:-1][int(draws.integers(len(GRID) - 2))]
             return ((1.0, inner, GRID[-1], inner)[step % 4],)
