@@ -377,14 +377,16 @@ def _check_checkpointing(case: Case) -> None:
 
 
 def _check_export(case: Case) -> None:
-    """ONNX graphs of all budgets answer as torch does, from one file of weights; where onnxruntime is installed."""
-    if case.attention != "eager" or any(find_package(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+    """Graphs of all budgets answer as torch does, from one file of weights; for every runtime that is installed."""
+    if case.attention != "eager" or any(find_package(name) is None for name in ("onnx", "onnxscript")):
         return
     from rheostat.export import export
 
-    with tempfile.TemporaryDirectory() as folder:  # export itself compares every graph at several shapes
-        model = case.wrapped()
-        export(model, Path(folder) / "bundle", budgets=(0.5, model.floor))
+    for engine, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
+        if find_package(package) is not None:
+            with tempfile.TemporaryDirectory() as folder:  # export itself compares every graph at several shapes
+                model = case.wrapped()
+                export(model, Path(folder) / "bundle", format=engine, budgets=(0.5, model.floor))
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
