@@ -195,6 +195,7 @@ def test_families_are_found_by_exact_type() -> None:
 def test_families_that_never_fit_are_refused_with_the_reason() -> None:  # C14
     for config, reason in (
         (transformers.AlbertConfig(), "share one set of weights"),
+        (transformers.MPNetConfig(), "share one table of relative positions"),
         (transformers.T5Config(), "encoder-decoder"),
         (transformers.BartConfig(), "encoder-decoder"),
         (transformers.BertConfig(is_decoder=True), "must be an encoder"),

@@ -299,6 +299,7 @@ register(DEBERTA_V2)
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {
     "albert": "its layers share one set of weights, so nothing can be removed from one layer alone",
+    "mpnet": "all its layers share one table of relative positions a head, so heads can't be sorted layer by layer yet",
     "t5": "encoder-decoder models are not supported",
     "bart": "encoder-decoder models are not supported",
 }
