@@ -16,16 +16,19 @@ from transformers import (
     ElectraForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
+from rheostat.architectures import find_spec
 from rheostat.testing import odd_subnets, randomize
 from rheostat.testing import token_batch as make_inputs
 
 __all__ = ["FAMILIES", "LABELS", "WORDS", "make_inputs", "make_model", "odd_subnets", "projections", "randomize"]
 
-FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert", "deberta-v2")
+FAMILIES = ("bert", "roberta", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet")
 LABELS = ("negative", "neutral", "positive")
 WORDS = (
     "[PAD]",
@@ -66,6 +69,9 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
         model = (cls or DebertaV2ForSequenceClassification)(
             DebertaV2Config(**{**positions, **sizes, "attn_implementation": "eager"})
         )
+    elif family == "mpnet":
+        sizes["attn_implementation"] = "eager"  # it has no other
+        model = (cls or MPNetForSequenceClassification)(MPNetConfig(**{"pad_token_id": 1, **sizes}))
     elif family == "modernbert":
         layers = ["full_attention", "sliding_attention"] * 2
         more = {"pad_token_id": 0, "layer_types": layers[: sizes["num_hidden_layers"]], "local_attention": 4}
@@ -74,6 +80,9 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
     else:
         model = (cls or ElectraForSequenceClassification)(ElectraConfig(**{"embedding_size": 16, **sizes}))
     randomize(model, seed)
+    prepare = find_spec(model).prepare
+    if prepare is not None:
+        prepare(model)
     return model.eval()
 
 
@@ -81,6 +90,8 @@ def projections(family: str, model: Any) -> list[tuple[nn.Linear, nn.Linear]]:
     """Return the output projections of attention and feed-forward of every layer, found without a spec."""
     if family == "modernbert":
         return [(layer.attn.Wo, layer.mlp.Wo) for layer in model.base_model.layers]
+    if family == "mpnet":
+        return [(layer.attention.attn.o, layer.output.dense) for layer in model.base_model.encoder.layer]
     if family == "distilbert":
         return [(layer.attention.out_lin, layer.ffn.lin2) for layer in model.base_model.transformer.layer]
     return [(layer.attention.output.dense, layer.output.dense) for layer in model.base_model.encoder.layer]

@@ -18,6 +18,7 @@ from rheostat.architectures import (
     DEBERTA_V2,
     DISTILBERT,
     MODERNBERT,
+    MPNET,
     check_model_type,
     find_spec,
     known_model_types,
@@ -173,6 +174,7 @@ def test_families_are_found_by_exact_type() -> None:
         "distilbert",
         "electra",
         "modernbert",
+        "mpnet",
         "roberta",
         "xlm-roberta",
     )
@@ -181,11 +183,12 @@ def test_families_are_found_by_exact_type() -> None:
             "distilbert": DISTILBERT,
             "modernbert": MODERNBERT,
             "deberta-v2": DEBERTA_V2,
+            "mpnet": MPNET,
         }.get(family, BERT_LAYOUT)
     for config in (transformers.GPT2Config(), transformers.BigBirdConfig(), transformers.XLMRobertaXLConfig()):
         with pytest.raises(
             UnsupportedModelError,
-            match="bert, camembert, deberta-v2, distilbert, electra, modernbert, roberta, xlm-roberta; got",
+            match="bert, camembert, deberta-v2, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta; got",
         ):
             check_model_type(config)
     with pytest.raises(UnsupportedModelError, match="got Linear"):
@@ -195,7 +198,6 @@ def test_families_are_found_by_exact_type() -> None:
 def test_families_that_never_fit_are_refused_with_the_reason() -> None:  # C14
     for config, reason in (
         (transformers.AlbertConfig(), "share one set of weights"),
-        (transformers.MPNetConfig(), "share one table of relative positions"),
         (transformers.T5Config(), "encoder-decoder"),
         (transformers.BartConfig(), "encoder-decoder"),
         (transformers.BertConfig(is_decoder=True), "must be an encoder"),

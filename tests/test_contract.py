@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rheostat import architectures, testing
-from rheostat.architectures import BERT_LAYOUT, DEBERTA_V2, DISTILBERT, MODERNBERT, ArchitectureSpec
+from rheostat.architectures import BERT_LAYOUT, DEBERTA_V2, DISTILBERT, MODERNBERT, MPNET, ArchitectureSpec
 from rheostat.errors import OptionError, UnsupportedModelError
 from rheostat.testing import CHECKS, check_architecture, tiny_config
 
@@ -25,6 +25,7 @@ CONFIGS: dict[str, tuple[ArchitectureSpec, dict[str, Any]]] = {
     "deberta-v3": (DEBERTA_V2, {**POSITIONS, "share_att_key": True, "norm_rel_ebd": "layer_norm"}),
     "deberta-v2": (DEBERTA_V2, {**POSITIONS, "share_att_key": False}),
     "deberta-v2 as bert": (DEBERTA_V2, {}),
+    "mpnet": (MPNET, {}),
 }
 
 

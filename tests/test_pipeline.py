@@ -545,7 +545,7 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2", "mpnet"])
 def test_a_family_goes_all_the_way_with_a_tokenizer_that_makes_token_types(
     family: str, data: str, tmp_path: Path
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from rheostat.cost import CostTable, check_cost_model
@@ -28,6 +30,8 @@ class SubLayerSpec:
             for a gated feed-forward in one.
         counts: Attributes that hold how many units there are, which a smaller sub-layer must have changed.
         widths: Attributes that hold how many columns of ``output`` there are.
+        per_unit: Buffers with one entry a unit, which are moved and cut with the units; ``prepare`` of the family
+            makes them.
     """
 
     body: str
@@ -38,6 +42,7 @@ class SubLayerSpec:
     stacked: int = 1
     counts: tuple[str, ...] = ()
     widths: tuple[str, ...] = ()
+    per_unit: tuple[str, ...] = ()
 
     @property
     def output_in_body(self) -> str | None:
@@ -64,6 +69,8 @@ class ArchitectureSpec:
         attention: The head sub-layer.
         feed_forward: The neuron sub-layer.
         neurons_in_config: What the config calls the number of neurons of a layer.
+        prepare: What must be done to a live model so that its heads can be moved, once or again. Such a model is saved
+            with its heads where they were, since without this nobody else could read it.
         more_head_macs: What a head costs beside its projections and its attention: (config, S, E, D) -> MACs of a
             sequence of S tokens.
     """
@@ -73,6 +80,7 @@ class ArchitectureSpec:
     attention: SubLayerSpec
     feed_forward: SubLayerSpec
     neurons_in_config: str = "intermediate_size"
+    prepare: Callable[[nn.Module], None] | None = None
     more_head_macs: Callable[[Any, int, int, int], int] | None = None
 
     def __post_init__(self) -> None:
@@ -275,6 +283,44 @@ DEBERTA_V2 = ArchitectureSpec(
     more_head_macs=_disentangled_macs,
 )
 
+
+@functools.cache
+def _by_head(cls: Any) -> Any:
+    """Return a subclass of MPNet's attention that takes its heads' part of the position bias of all heads."""
+
+    def forward(self: Any, hidden_states: Any, attention_mask: Any, position_bias: Any, **kwargs: Any) -> Any:
+        return cls.forward(self, hidden_states, attention_mask, position_bias[:, self.head_ids], **kwargs)
+
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": __name__, "moves_heads": True})
+
+
+def _let_heads_move(model: nn.Module) -> None:
+    """Give every attention of an MPNet the ids of its heads in the table of positions that all layers share."""
+    for layer in MPNET.layer_list(model):
+        attention: Any = layer.get_submodule(MPNET.attention.body)
+        if not getattr(attention, "moves_heads", False):
+            ids = torch.arange(attention.num_attention_heads, device=attention.q.weight.device)
+            attention.register_buffer("head_ids", ids, persistent=False)
+            cls: Any = type(attention)
+            attention.__class__ = _by_head(cls)
+
+
+MPNET = ArchitectureSpec(
+    model_types=("mpnet",),
+    layers="encoder.layer",
+    attention=SubLayerSpec(
+        body="attention.attn",
+        inputs=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        output="attention.attn.o",
+        records_attention=True,
+        counts=("attention.attn.num_attention_heads",),
+        widths=("attention.attn.all_head_size",),
+        per_unit=("attention.attn.head_ids",),
+    ),
+    feed_forward=BERT_LAYOUT.feed_forward,
+    prepare=_let_heads_move,
+)
+
 _REGISTRY: dict[str, ArchitectureSpec] = {}
 
 
@@ -295,11 +341,11 @@ register(BERT_LAYOUT)
 register(DISTILBERT)
 register(MODERNBERT)
 register(DEBERTA_V2)
+register(MPNET)
 
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {
     "albert": "its layers share one set of weights, so nothing can be removed from one layer alone",
-    "mpnet": "all its layers share one table of relative positions a head, so heads can't be sorted layer by layer yet",
     "t5": "encoder-decoder models are not supported",
     "bart": "encoder-decoder models are not supported",
 }

@@ -215,6 +215,7 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
     replacements: dict[str, Any] = {
         spec.output: SlicedLinear(output.weight[:, rows], output.bias),
         **spec.sizes(len(kept), width),
+        **{path: layer.get_buffer(path)[kept_rows(kept, 1, output.weight.device)] for path in spec.per_unit},
     }
     for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)

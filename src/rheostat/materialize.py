@@ -49,9 +49,10 @@ def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int],
         bias = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows].flatten()
         layer.set_submodule(path, _smaller_linear(linear, weight, bias))
     layer.set_submodule(spec.output, _smaller_linear(output, output.weight[:, rows], output.bias))
-    for path, size in spec.sizes(len(kept), width).items():
+    own = {path: layer.get_buffer(path)[kept_rows(kept, 1, output.weight.device)].clone() for path in spec.per_unit}
+    for path, value in {**spec.sizes(len(kept), width), **own}.items():
         parent, _, name = path.rpartition(".")
-        setattr(layer.get_submodule(parent), name, size)
+        setattr(layer.get_submodule(parent), name, value)
 
 
 def _smaller_linear(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -22,6 +22,7 @@ from rheostat.errors import CheckpointError
 from rheostat.materialize import materialize, shrink
 from rheostat.predict import predict_texts
 from rheostat.predictions import Prediction
+from rheostat.reorder import permute
 from rheostat.saving import check_options, load_tokenizer, model_class, read_tensors
 from rheostat.subnet import ModelShape, StoredOrder, Subnet
 
@@ -186,6 +187,10 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     spec = check_model_type(config)
     with no_init_weights():
         model: Any = cls(config)
+    if spec.prepare is not None:
+        spec.prepare(model)
+        everything = StoredOrder.identity(full)
+        permute(model, spec, full.head_dim, StoredOrder(_first(kept.heads, everything.heads), everything.neurons))
     heads = [layer.num_attention_heads for layer in shape.layers]
     neurons = [layer.intermediate_size for layer in shape.layers]
     shrink(model, spec, Subnet.prefix(full, heads, neurons))
@@ -196,6 +201,11 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     model.rheostat = MaterializedInfo(full, shape, kept, manifest["budget"], manifest["share"], costs, info)
     model.rheostat_tokenizer = with_inputs_of(load_tokenizer(folder), config)
     return model.eval()
+
+
+def _first(kept: Sequence[Sequence[int]], everything: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return all ids of every layer, those that are kept before the others."""
+    return tuple((*ids, *(i for i in all_ids if i not in ids)) for ids, all_ids in zip(kept, everything, strict=True))
 
 
 def _load_strictly(model: Any, state: dict[str, Tensor], tied: Mapping[str, str]) -> None:

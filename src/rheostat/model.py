@@ -155,6 +155,8 @@ class BudgetedModel(
         if selection not in SELECTIONS:
             raise OptionError(f"selection must be one of {', '.join(SELECTIONS)}; got {selection!r}")
         self.spec: ArchitectureSpec = find_spec(base)
+        if self.spec.prepare is not None:
+            self.spec.prepare(base)
         shape = self.spec.shape(base)
         if shape != order.shape:
             raise OptionError(

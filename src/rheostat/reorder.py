@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -34,3 +36,18 @@ def _permute_sub_layer(layer: nn.Module, spec: SubLayerSpec, ids: tuple[int, ...
             if tensor is not None:
                 matrices = stacked(tensor, spec.stacked)
                 matrices.copy_(matrices[:, rows])
+    for path in spec.per_unit:
+        buffer = layer.get_buffer(path)
+        buffer.copy_(buffer[kept_rows(ids, 1, buffer.device)])
+
+
+def restored(model: nn.Module, spec: ArchitectureSpec, head_dim: int, stored: StoredOrder) -> nn.Module:
+    """Return a copy of ``model`` with every head and neuron where it was before it was moved to ``stored``."""
+    back = StoredOrder(*(tuple(tuple(_inverse(ids)) for ids in kind) for kind in (stored.heads, stored.neurons)))
+    original = copy.deepcopy(model)
+    permute(original, spec, head_dim, back)
+    return original
+
+
+def _inverse(ids: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(ids)), key=ids.__getitem__)

@@ -17,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rheostat.architectures import check_model_type
+from rheostat.architectures import check_model_type, find_spec
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
+from rheostat.reorder import permute, restored
 from rheostat.subnet import StoredOrder
 
 GATES_FILE = "gates.safetensors"
@@ -64,8 +65,12 @@ class BudgetedParts:
 def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
     """Write all files of a budgeted checkpoint into an empty ``folder``, the manifest last."""
     base: Any = parts.base
+    spec = find_spec(base)
     with quiet_transformers():
-        base.save_pretrained(folder)
+        if spec.prepare is None:
+            base.save_pretrained(folder)
+        else:
+            restored(base, spec, parts.order.shape.head_dim, parts.stored).save_pretrained(folder)  # type: ignore[operator]
     save_file({name: tensor.contiguous() for name, tensor in parts.gates.state_dict().items()}, folder / GATES_FILE)
     if parts.tokenizer is not None:
         parts.tokenizer.save_pretrained(folder)
@@ -90,8 +95,13 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
     stored = StoredOrder.from_json(manifest["stored"], order.shape)
     gates = Gates(len(order.units))
     gates.load_state_dict(read_tensors(folder / GATES_FILE), strict=True)
+    base = load_base(folder, model_class(manifest["model_class"]))
+    spec = find_spec(base)
+    if spec.prepare is not None:
+        spec.prepare(base)
+        permute(base, spec, order.shape.head_dim, stored)
     return BudgetedParts(
-        base=load_base(folder, model_class(manifest["model_class"])),
+        base=base,
         order=order,
         stored=stored,
         gates=gates,

@@ -136,7 +136,15 @@ class Case:
         config = copy.deepcopy(self.config)
         made = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation=self.attention)
         randomize(made)
+        if self.spec.prepare is not None:
+            self.spec.prepare(made)
         object.__setattr__(self, "base", made.eval())
+
+    def sorted(self) -> BudgetedModel:
+        """Return a copy of the model under a budget, its heads and neurons moved about."""
+        model, rng = self.wrapped(), np.random.default_rng(0)
+        model.order_by_importance(Importance(*(tuple(rng.random(n) for _ in range(LAYERS)) for n in (HEADS, NEURONS))))
+        return model
 
     def wrapped(self, **options: Any) -> BudgetedModel:
         """Return a copy of the model under a budget."""
@@ -279,27 +287,30 @@ def _check_costs(case: Case) -> None:
 
 def _check_order(case: Case) -> None:
     """Sorting heads and neurons in place changes nothing but the rounding."""
-    model, inputs = case.wrapped(), token_batch()
-    before = _logits(model, inputs)
-    rng = np.random.default_rng(0)
-    model.order_by_importance(Importance(*(tuple(rng.random(n) for _ in range(LAYERS)) for n in (HEADS, NEURONS))))
-    gap = _gap(before, _logits(model, inputs))
+    model, inputs = case.sorted(), token_batch()
+    gap = _gap(_logits(case.base, inputs), _logits(model, inputs))
     _require(gap < FORMS_AGREE, f"the full model changed by {gap:.2g}")
     moved = any(ids != tuple(range(len(ids))) for ids in (*model.stored.heads, *model.stored.neurons))
     _require(moved, "nothing was moved")
+    for name, subnet in case.subnets():
+        gap = _gap(_logits(model, inputs, subnet=subnet, form="gated"), _logits(model, inputs, subnet=subnet))
+        _require(gap < FORMS_AGREE, f"{name}: sliced differs from gated by {gap:.2g} once units were moved")
 
 
 def _check_saving(case: Case) -> None:
-    """What is loaded answers exactly as what was saved."""
+    """What is loaded answers exactly as what was saved, and transformers alone reads the model of a checkpoint."""
     inputs = token_batch()
     with tempfile.TemporaryDirectory() as folder:
-        model = case.wrapped()
-        model.save_pretrained(Path(folder) / "whole")
-        again: Any = load(Path(folder) / "whole")
+        model, whole = case.sorted(), Path(folder) / "whole"
+        model.save_pretrained(whole)
+        again: Any = load(whole)
         again.base.set_attn_implementation(case.attention)
         for budget in (1.0, 0.5, model.floor):
             same = torch.equal(_logits(model, inputs, budget=budget), _logits(again, inputs, budget=budget))
             _require(same, f"the checkpoint answers otherwise at {budget:.3f}")
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(whole)
+        gap = _gap(_logits(case.base, inputs), _logits(plain.eval(), inputs))
+        _require(gap < FORMS_AGREE, f"transformers alone reads a model that differs by {gap:.2g}")
         for i, (name, subnet) in enumerate(case.subnets()):
             small = model.materialize(subnet=subnet)
             small.save_pretrained(Path(folder) / str(i))
