@@ -235,6 +235,7 @@ def demo_options(seed: int = 0) -> TrainOptions:
         warm_epochs=2.0,
         learning_rate=1e-4,
         adapt_epochs=3.0,
+        random_budgets=0,  # one budget a step, which takes half as long as the default
         max_length=64,
         sequence_length=64,
         max_train_rows=3000,
