@@ -22,7 +22,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from rheostat.architectures import find_spec
+from rheostat.families import find_spec
 from rheostat.testing import odd_subnets, randomize
 from rheostat.testing import token_batch as make_inputs
 

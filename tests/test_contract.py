@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rheostat import architectures, testing
-from rheostat.architectures import BERT_LAYOUT, DEBERTA_V2, DISTILBERT, MODERNBERT, MPNET, ArchitectureSpec
+from rheostat import families, testing
+from rheostat.architectures import ArchitectureSpec
 from rheostat.errors import OptionError, UnsupportedModelError
+from rheostat.families import BERT_LAYOUT, DEBERTA_V2, DISTILBERT, MODERNBERT, MPNET
 from rheostat.testing import CHECKS, check_architecture, tiny_config
 
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
@@ -45,7 +46,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def changed(spec: ArchitectureSpec, **fields: Any) -> ArchitectureSpec:
         other = replace(spec, **fields)
         for name in spec.model_types:
-            monkeypatch.setitem(architectures._REGISTRY, name, other)
+            monkeypatch.setitem(families._REGISTRY, name, other)
         return other
 
     return changed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rheostat.architectures import DISTILBERT
+from rheostat.families import DISTILBERT
 from rheostat.testing import CHECKS
 
 DOCS = Path(__file__).parents[1] / "docs"

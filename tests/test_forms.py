@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rheostat
 from rheostat import OptionError, UnexpectedArgumentError, UnsupportedModelError
-from rheostat.architectures import BERT_LAYOUT
+from rheostat.families import BERT_LAYOUT
 from rheostat.forms import OutputBias, Skip, sliced
 from rheostat.importance import Importance
 from rheostat.losses import task_losses

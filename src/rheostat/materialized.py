@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
-from rheostat.architectures import ArchitectureSpec, check_model_type
+from rheostat.architectures import ArchitectureSpec
 from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
 from rheostat.cost import CostTable
 from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError
+from rheostat.families import check_model_type
 from rheostat.materialize import materialize, shrink
 from rheostat.predict import predict_texts
 from rheostat.predictions import Prediction

@@ -15,12 +15,13 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rheostat.architectures import ArchitectureSpec, find_spec
+from rheostat.architectures import ArchitectureSpec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
 from rheostat.cost import LATENCY, CostTable
 from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
+from rheostat.families import find_spec
 from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
 from rheostat.gates import GateLayout, Gates, hard_gates, logit, top_k_subnet
 from rheostat.importance import Importance

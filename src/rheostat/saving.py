@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rheostat.architectures import check_model_type, find_spec
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
+from rheostat.families import check_model_type, find_spec
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
 from rheostat.reorder import permute, restored
@@ -246,7 +246,7 @@ def load_config(name: str) -> Any:
 
     Raises:
         CheckpointError: no such folder or repository.
-        UnsupportedModelError: see :func:`rheostat.architectures.check_model_type`.
+        UnsupportedModelError: see :func:`rheostat.families.check_model_type`.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

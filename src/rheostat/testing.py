@@ -1,6 +1,6 @@
 """The contract that every family keeps, as a suite that a new one runs: ``check_architecture(spec)``.
 
->>> from rheostat.architectures import BERT_LAYOUT
+>>> from rheostat.families import BERT_LAYOUT
 >>> check_architecture(BERT_LAYOUT, only=("nested",))
 """
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
-from rheostat.architectures import ArchitectureSpec, find_spec, linear_at
+from rheostat.architectures import ArchitectureSpec, linear_at
 from rheostat.errors import OptionError
+from rheostat.families import find_spec
 from rheostat.importance import Importance
 from rheostat.materialize import materialize
 from rheostat.model import BudgetedModel, load, wrap
@@ -161,7 +162,7 @@ def check_architecture(
     """Run the contract of a registered family on tiny random models, eager and, where it has it, sdpa.
 
     Args:
-        spec: The family; :func:`rheostat.architectures.register` it first.
+        spec: The family; :func:`rheostat.families.register` it first.
         config: Of a model with 3 layers, 3 heads of width 8 and 40 neurons, 40 tokens and 3 labels;
             by default :func:`tiny_config`, with biases where the family has a choice.
         only: Names in :data:`CHECKS`; by default all of them.

@@ -20,7 +20,6 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from rheostat.architectures import find_spec as architecture_of
 from rheostat.budget import COMPARED_BUDGETS, check_budget, descending
 from rheostat.checkpoint import is_checkpoint, write_whole
 from rheostat.compare.linear import linear_logits
@@ -32,6 +31,7 @@ from rheostat.cost import CostTable
 from rheostat.data import Corpus, ReadOptions, read_corpus
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
+from rheostat.families import find_spec as architecture_of
 from rheostat.model import BudgetedModel, Form, load, wrap
 from rheostat.pipeline import train
 from rheostat.preparing import Prepared, load_tokenizer_of, prepare, training_rows

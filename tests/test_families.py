@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import rheostat
 from rheostat import CostTable, ModelShape, OptionError, Subnet, UnsupportedModelError
-from rheostat.architectures import (
+from rheostat.families import (
     BERT_LAYOUT,
     DEBERTA_V2,
     DISTILBERT,
