@@ -194,7 +194,7 @@ def kept_rows(kept: Sequence[int], width: int, device: torch.device) -> slice | 
 
 def stacked(tensor: Tensor, matrices: int) -> Tensor:
     """Return the view (matrices, rows of one, ...) of a tensor (rows, ...) of matrices one below the other."""
-    return tensor.view(matrices, -1, *tensor.shape[1:])
+    return tensor[None] if matrices == 1 else tensor.view(matrices, -1, *tensor.shape[1:])
 
 
 def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> dict[str, Any]:
