@@ -29,6 +29,7 @@ import torch
 import transformers
 from curve_variants import GRID, Sampler, Variant
 
+from rheostat.compare.readings import packed, unpacked
 from rheostat.data import ReadOptions, length_buckets, read_corpus
 from rheostat.demo_assets import fetch_minilm
 from rheostat.evaluation import budget_logits
@@ -285,7 +286,7 @@ def summary(runs: dict[str, Any]) -> dict[str, Any]:
     for (data, name), seeds in groups.items():
         own = [runs[f"{data} | {seed} | {name}"] for seed in seeds]
         base = [runs[f"{data} | {seed} | reference"] for seed in seeds]
-        right = [[results.unpacked(run["right"], run["read_on"]) for run in group] for group in (own, base)]
+        right = [[unpacked(run["right"], run["read_on"]) for run in group] for group in (own, base)]
         axis = 0 if len({run["read_on"] for run in own}) == 1 else 1  # other rows are laid end to end
         gain = paired_bootstrap(*(np.concatenate(group, axis=axis) for group in right))
         table.setdefault(data, {})[name] = {
@@ -354,7 +355,7 @@ def one(bench: Bench, name: str, variant: Variant, arguments: Any) -> None:
         "read_on": len(bench.labels),
         "precision": bench.precision,
         "points": points,
-        "right": results.packed(right),
+        "right": packed(right),
         "mean_accuracy": float(np.mean([p["accuracy"] for p in points.values()])),
         "mean_divergence": float(np.mean([p["divergence"] for p in points.values()])),
         "facts": facts,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rheostat.measure import environment
 
@@ -30,14 +27,3 @@ def save(name: str, content: dict[str, Any]) -> Path:
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(content.get("headline", {}), indent=1))
     return path
-
-
-def packed(right: np.ndarray) -> str:
-    """Return which rows are right, (K, N) for K models or points, as text."""
-    return base64.b64encode(np.packbits(right, axis=1).tobytes()).decode("ascii")
-
-
-def unpacked(text: str, rows: int) -> np.ndarray:
-    """Return what :func:`packed` wrote, (K, N)."""
-    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(-1, (rows + 7) // 8)
-    return np.unpackbits(bits, axis=1, count=rows)

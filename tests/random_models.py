@@ -64,7 +64,7 @@ def make_model(family: str = "bert", *, attention: str = "sdpa", seed: int = 0, 
     elif family == "deberta-v2":
         positions = {
             "relative_attention": True, "position_buckets": 4, "pos_att_type": ["c2p", "p2c"], "share_att_key": True,
-            "norm_rel_ebd": "layer_norm", "pad_token_id": 1, "attn_implementation": "eager",
+            "norm_rel_ebd": "layer_norm", "pad_token_id": 1,
         }  # fmt: skip
         model = (cls or DebertaV2ForSequenceClassification)(
             DebertaV2Config(**{**positions, **sizes, "attn_implementation": "eager"})

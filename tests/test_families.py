@@ -55,7 +55,7 @@ def test_closed_form_macs_and_parameters_are_the_counted_ones(family: str, atten
 
 
 @pytest.mark.parametrize("uses", [["c2p"], ["p2c"], ["c2p", "p2c"], []])
-def test_projections_of_positions_alone_are_cut_and_counted_macs(uses: list[str]) -> None:
+def test_projections_of_positions_alone_are_cut_and_counted(uses: list[str]) -> None:
     model = make_model("deberta-v2", share_att_key=False, pos_att_type=uses)
     wrapped, inputs = rheostat.wrap(model, neuron_block=8, sequence_length=9), make_inputs("none", batch=1, length=9)
     table = DEBERTA_V2.costs("macs", wrapped.shape, model, 9)

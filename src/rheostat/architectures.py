@@ -51,6 +51,8 @@ class SubLayerSpec:
 
     def inputs_of(self, layer: nn.Module) -> tuple[str, ...]:
         """Return the inputs that a layer has."""
+        if not self.optional_inputs:  # views are made of it, so nothing is looked up in vain
+            return self.inputs
         modules = dict(layer.named_modules())
         return (*self.inputs, *(path for path in self.optional_inputs if path in modules))
 

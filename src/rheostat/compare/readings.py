@@ -31,8 +31,8 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one model answered at one point.
+class Point:
+    """One model at one point, and what it cost.
 
     Attributes:
         method: Name of the method.
@@ -42,9 +42,6 @@ class Outcome:
         share: What it costs, as a share of the dense model.
         epochs: Passes over the training rows in all, the dense warm start included.
         seconds: Their wall time.
-        logits: (N, C).
-        inherited_epochs: Those of the epochs that a dense model spent which others start from too.
-        inherited_seconds: The same of the seconds.
     """
 
     method: str
@@ -54,37 +51,35 @@ class Outcome:
     share: float
     epochs: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome(Point):
+    """What one model answered at one point.
+
+    Attributes:
+        logits: (N, C).
+        inherited_epochs: Those of the epochs that a dense model spent which others start from too.
+        inherited_seconds: The same of the seconds.
+    """
+
     logits: NDArray[np.float32]
     inherited_epochs: float = 0.0
     inherited_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Point):
     """Which rows one model answered correctly at one point: all that tables need, small enough to be kept in one.
 
     Attributes:
-        method: See :class:`Outcome`, as all that follow but for the last three.
-        model: As there.
-        seed: As there.
-        budget: As there.
-        share: As there.
-        epochs: As there.
-        seconds: As there.
-        inherited_epochs: As there.
+        inherited_epochs: See :class:`Outcome`.
         inherited_seconds: As there.
         rows: Identity of the texts; readings of the same rows can be paired.
         rows_of: ``test`` or ``validation``.
         right: (N,).
     """
 
-    method: str
-    model: str
-    seed: int
-    budget: float | None
-    share: float
-    epochs: float
-    seconds: float
     inherited_epochs: float
     inherited_seconds: float
     rows: str
@@ -93,15 +88,24 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values, the rows as bits in base64."""
-        bits = base64.b64encode(np.packbits(self.right).tobytes()).decode("ascii")
-        return {**vars(self), "right": bits, "rows_read": len(self.right)}
+        return {**vars(self), "right": packed(self.right[None]), "rows_read": len(self.right)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Reading:
         """Rebuild a reading from :meth:`to_json`."""
         fields = {name: value for name, value in record.items() if name != "rows_read"}
-        bits = np.frombuffer(base64.b64decode(record["right"]), dtype=np.uint8)
-        return cls(**{**fields, "right": np.unpackbits(bits, count=record["rows_read"]).astype(bool)})
+        return cls(**{**fields, "right": unpacked(record["right"], record["rows_read"])[0]})
+
+
+def packed(right: NDArray[np.bool_]) -> str:
+    """Return which rows are right, (K, N) for K models or points, as bits in base64."""
+    return base64.b64encode(np.packbits(right, axis=1).tobytes()).decode("ascii")
+
+
+def unpacked(text: str, rows: int) -> NDArray[np.bool_]:
+    """Return what :func:`packed` wrote, (K, ``rows``)."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(-1, (rows + 7) // 8)
+    return np.unpackbits(bits, axis=1, count=rows).astype(bool)
 
 
 def readings_of(outcomes: Sequence[Outcome], answers: Mapping[int, Answers]) -> list[Reading]:
