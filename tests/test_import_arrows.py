@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rheostat"
 LAYERS = (
     {"console", "errors"},
     {"budget", "cost", "order", "subnet"},
-    {"architectures", "data", "families", "forms", "gates", "importance", "materialize", "reorder"},
+    {"architectures", "corrections", "data", "families", "forms", "gates", "importance", "materialize", "reorder"},
     {"calibration", "checkpoint", "materialized", "model", "predict", "predictions", "saving"},
     {"losses", "objectives", "training"},
     {"evaluation", "measure", "quality"},

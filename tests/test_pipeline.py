@@ -90,6 +90,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "straight-through, heads, top-k": {
         "cost": "heads", "adapt": "straight-through", "selection": "top-k", "budgets": (1.0, 0.5, 0.25),
     },
+    "corrections, macs": {"adapt": "corrections"},
+    "corrections, heads": {"adapt": "corrections", "cost": "heads", "budgets": (1.0, 0.5, 0.25)},
     "no adapt, no soft": {"adapt": "none", "soft_epochs": 0},
     "dense only": {"adapt_epochs": 0, "soft_epochs": 0},
     "floors": {"min_heads_per_layer": 1, "min_neurons_per_layer": 8},
@@ -117,7 +119,7 @@ def test_every_method_leaves_a_checkpoint_that_is_what_its_table_says(
     assert list(loaded.info.evaluation) == validated
     assert loaded.info.labels == ("bad", "good")
     assert loaded.predict(["word1 great"], budget=0.77)[0].label in ("bad", "good")
-    if options.adapt == "none" or not options.adapt_epochs:
+    if options.adapt in ("none", "corrections") or not options.adapt_epochs:
         assert loaded.info.trained_budgets is None
     else:
         assert loaded.info.trained_budgets == (max(options.min_budget, loaded.floor), 1.0)
@@ -239,8 +241,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-# What does not change the result, each with a test of its own below.
-ASIDE = {"save_every", "report_to"}
+# What does not change this result, each with a test of its own below.
+ASIDE = {"save_every", "report_to", "correction_learning_rate", "max_validation_rows"}
 
 
 def test_no_option_is_without_a_test() -> None:
@@ -265,6 +267,34 @@ def test_save_every_and_report_to_change_what_a_stage_leaves(
     assert seen["Warm start"] == seen["Adapt"] == (1, True)
     pipeline.train(model, uneven, tmp_path / "other", SMALL, measure_latency=False)
     assert seen["Warm start"] == seen["Adapt"] == (SMALL.save_every, False)
+
+
+def test_corrections_change_no_weight_and_follow_their_learning_rate(model: str, data: str, tmp_path: Path) -> None:
+    results = {}
+    for rate in (1e-2, 3e-2):
+        options = replace(QUICK, adapt="corrections", adapt_epochs=2, correction_learning_rate=rate)
+        results[rate] = rheostat.load(
+            pipeline.train(model, data, tmp_path / "out", options, measure_latency=False).folder
+        )
+    plain_options = replace(QUICK, adapt="none")
+    plain = rheostat.load(pipeline.train(model, data, tmp_path / "none", plain_options, measure_latency=False).folder)
+    slow, fast = results.values()
+    for one in (slow, fast):
+        assert largest_difference(weights(plain.base), weights(one.base)) == 0.0
+        assert one.corrections.shares == tuple(one.costs.share(one.subnet(b)) for b in (0.3, 0.6))
+    assert largest_difference(weights(slow.corrections), weights(fast.corrections)) > 1e-3
+    inputs = plain.tokenizer(["word1 great", "word2 awful"], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        for budget, changes in ((1.0, False), (0.8, True), (0.6, True), (0.3, True)):
+            gap = (plain(**inputs, budget=budget).logits - slow(**inputs, budget=budget).logits).abs().max()
+            assert (float(gap) > 1e-4) == changes, budget
+
+
+def test_the_validation_table_is_read_on_as_many_rows_as_asked_for(model: str, data: str, tmp_path: Path) -> None:
+    options = replace(QUICK, adapt="none", warm_epochs=0.1, soft_epochs=0, max_validation_rows=7)
+    result = pipeline.train(model, data, tmp_path / "out", options, measure_latency=False, reads_test=False)
+    assert {record["rows"] for record in rheostat.load(result.folder).info.evaluation} == {7}
+    assert result.rows_of == "validation"
 
 
 SMALL = replace(QUICK, batch_size=8, adapt_epochs=1, soft_epochs=1, calibration_rows=16, max_train_rows=32)
@@ -308,7 +338,7 @@ def test_each_option_changes_the_result(
         ({"train_budgets": (0.5, 1.5)}, "budget must be in"),
         ({"min_budget": 1.0}, "min_budget must be below 1"),
         ({"cost": "latency"}, "latency"),
-        ({"adapt": "sandwhich"}, "adapt must be one of sandwich, straight-through, none"),
+        ({"adapt": "sandwhich"}, "adapt must be one of sandwich, straight-through, corrections, none"),
         ({"calibration_split": "test"}, "calibration_split must be one of train, validation"),
         ({"selection": "best"}, "selection must be one of"),
         ({"precision": "int8"}, "precision must be one of"),
@@ -316,6 +346,8 @@ def test_each_option_changes_the_result(
         ({"learning_rate": float("nan")}, "learning_rate must be at least 0"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"adapt_learning_rate": 0.0}, "adapt_learning_rate must be above 0"),
+        ({"adapt": "corrections", "correction_learning_rate": 0.0}, "correction_learning_rate must be above 0"),
+        ({"max_validation_rows": 0}, "max_validation_rows must be at least 1"),
         ({"gate_learning_rate": 0.0, "soft_epochs": 1.0}, "gate_learning_rate must be above 0"),
         ({"gate_learning_rate": -1.0}, "gate_learning_rate must be at least 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

@@ -197,7 +197,44 @@ def stacked(tensor: Tensor, matrices: int) -> Tensor:
     return tensor[None] if matrices == 1 else tensor.view(matrices, -1, *tensor.shape[1:])
 
 
-def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> dict[str, Any]:
+def corrected_vectors(layer: nn.Module, spec: ArchitectureSpec) -> list[tuple[str, str]]:
+    """Return (path, name) of the vectors (E,) of a layer that corrections add to.
+
+    The output biases of attention and feed-forward, there or not, then weights and biases of the norms.
+    """
+    width = linear_at(layer, spec.attention.output).out_features
+    found = [(sub.output, "bias") for sub in spec.sub_layers()]
+    for path, module in layer.named_modules():
+        if "norm" in type(module).__name__.lower():
+            found += [(path, name) for name, p in module.named_parameters(recurse=False) if p.shape == (width,)]
+    return found
+
+
+def correction_sizes(model: nn.Module, spec: ArchitectureSpec) -> tuple[int, int, int]:
+    """Return (L, K, E) of the corrections of a model: layers, vectors of the layer that has most, width."""
+    layers = spec.layer_list(model)
+    width = linear_at(layers[0], spec.attention.output).out_features
+    return len(layers), max(len(corrected_vectors(layer, spec)) for layer in layers), width
+
+
+def _corrected(vector: Tensor | None, correction: Tensor | None) -> Tensor | None:
+    if correction is None:
+        return vector
+    return correction if vector is None else vector + correction.to(vector.dtype)
+
+
+def _corrected_norms(layer: nn.Module, spec: ArchitectureSpec, corrections: Tensor) -> dict[str, nn.Module]:
+    """Return views of the norms of a layer with corrections (K, E) added, by path."""
+    changed: dict[str, dict[str, Tensor]] = {}
+    for (path, name), correction in list(zip(corrected_vectors(layer, spec), corrections, strict=False))[2:]:
+        vector = getattr(layer.get_submodule(path), name)
+        changed.setdefault(path, {})[name] = vector + correction.to(vector.dtype)
+    return {path: _shallow(layer.get_submodule(path), vectors) for path, vectors in changed.items()}
+
+
+def slice_sub_layer(
+    layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int, correction: Tensor | None = None
+) -> dict[str, Any]:
     """Return the replacements that leave only the kept units of one sub-layer.
 
     Args:
@@ -205,15 +242,19 @@ def slice_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], w
         spec: Where the units live.
         kept: Kept heads or neurons, as stored positions; a prefix is cut as views.
         width: Rows of a unit in each matrix: D for heads, 1 for neurons.
+        correction: Added to the output bias, (E,).
     """
     output = linear_at(layer, spec.output)
+    bias = _corrected(output.bias, correction)
     if len(kept) == 0:
-        empty, left = empty_body(layer.get_submodule(spec.body), spec), OutputBias(output.out_features, output.bias)
+        empty, left = empty_body(layer.get_submodule(spec.body), spec), OutputBias(output.out_features, bias)
         inside = spec.output_in_body
         return {spec.body: empty, spec.output: left} if inside is None else {spec.body: rebind(empty, {inside: left})}
+    if len(kept) * width == output.in_features:
+        return {spec.output: SlicedLinear(output.weight, bias)}
     rows = kept_rows(kept, width, output.weight.device)
     replacements: dict[str, Any] = {
-        spec.output: SlicedLinear(output.weight[:, rows], output.bias),
+        spec.output: SlicedLinear(output.weight[:, rows], bias),
         **spec.sizes(len(kept), width),
         **{path: layer.get_buffer(path)[kept_rows(kept, 1, output.weight.device)] for path in spec.per_unit},
     }
@@ -231,7 +272,13 @@ def _cut(weights: Tensor, biases: Tensor | None) -> SlicedLinear | StackedLinear
     return StackedLinear(weights, biases)
 
 
-def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, parts: Parts | None = None) -> ModuleT:
+def sliced(
+    model: ModuleT,
+    spec: ArchitectureSpec,
+    subnet: Subnet,
+    parts: Parts | None = None,
+    corrections: Tensor | None = None,
+) -> ModuleT:
     """Return the view of ``model`` that computes only ``subnet``; gradients reach the full weights.
 
     Args:
@@ -239,7 +286,10 @@ def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, parts: Parts 
         spec: Its architecture.
         subnet: What is kept; a prefix is cut without copying a matrix.
         parts: Changed sub-layers of other views of the same weights, to share and add to.
+        corrections: Added to the vectors of every layer, (L, K, E); such a view shares nothing.
     """
+    if corrections is not None:
+        return _sliced_and_corrected(model, spec, subnet, corrections)
     parts = {} if parts is None else parts
     replacements: dict[str, Any] = {}
     for i, layer in enumerate(spec.layer_list(model)):
@@ -258,7 +308,24 @@ def sliced(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, parts: Parts 
     return _with_layers(model, spec, replacements)
 
 
-def gated(model: ModuleT, spec: ArchitectureSpec, gates: Sequence[tuple[Tensor, Tensor]]) -> ModuleT:
+def _sliced_and_corrected(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, corrections: Tensor) -> ModuleT:
+    """Return :func:`sliced` with corrections: every layer is changed, those that keep everything too."""
+    replacements: dict[str, Any] = {}
+    for i, layer in enumerate(spec.layer_list(model)):
+        changed: dict[str, Any] = dict(_corrected_norms(layer, spec, corrections[i]))
+        for j, (kind, sub) in enumerate(zip(KINDS, spec.sub_layers(), strict=True)):
+            width = subnet.shape.head_dim if kind == "head" else 1
+            changed |= slice_sub_layer(layer, sub, subnet.kept(i, kind), width, corrections[i, j])
+        replacements[str(i)] = rebind(layer, changed)
+    return _with_layers(model, spec, replacements)
+
+
+def gated(
+    model: ModuleT,
+    spec: ArchitectureSpec,
+    gates: Sequence[tuple[Tensor, Tensor]],
+    corrections: Tensor | None = None,
+) -> ModuleT:
     """Return the view of ``model`` whose output projections see gated inputs; nothing is removed.
 
     Args:
@@ -266,13 +333,15 @@ def gated(model: ModuleT, spec: ArchitectureSpec, gates: Sequence[tuple[Tensor, 
         spec: Its architecture.
         gates: For each layer the gates of the attention output (H * D,) and of the neurons (F,); a leading
             (B, 1, ...) gives every row its own.
+        corrections: Added to the vectors of every layer, (L, K, E).
     """
     replacements: dict[str, Any] = {}
     for i, (layer, pair) in enumerate(zip(spec.layer_list(model), gates, strict=True)):
-        changed = {}
-        for sub, gate in zip(spec.sub_layers(), pair, strict=True):
+        changed: dict[str, Any] = {} if corrections is None else dict(_corrected_norms(layer, spec, corrections[i]))
+        for j, (sub, gate) in enumerate(zip(spec.sub_layers(), pair, strict=True)):
             output = linear_at(layer, sub.output)
-            changed[sub.output] = GatedLinear(output.weight, output.bias, gate)
+            bias = _corrected(output.bias, None if corrections is None else corrections[i, j])
+            changed[sub.output] = GatedLinear(output.weight, bias, gate)
         replacements[str(i)] = rebind(layer, changed)
     return _with_layers(model, spec, replacements)
 

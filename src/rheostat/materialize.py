@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
-from rheostat.forms import OutputBias, empty_body, kept_rows, stacked
+from rheostat.forms import OutputBias, corrected_vectors, empty_body, kept_rows, stacked
 from rheostat.subnet import KINDS, Subnet
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-def materialize(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet) -> ModuleT:
+def materialize(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet, corrections: Tensor | None = None) -> ModuleT:
     """Return a copy of ``model`` that holds only what ``subnet`` keeps; dtype, device and requires_grad stay.
 
     ``model.config`` is copied unchanged: sizes a layer do not fit in it. A sub-layer without units becomes its
-    output bias (see :mod:`rheostat.forms`).
+    output bias (see :mod:`rheostat.forms`). ``corrections`` (L, K, E) become part of the vectors that they add to.
     """
     small = copy.deepcopy(model)
-    shrink(small, spec, subnet)
+    shrink(small, spec, subnet, corrections)
     return small
 
 
-def shrink(model: nn.Module, spec: ArchitectureSpec, subnet: Subnet) -> None:
+def shrink(model: nn.Module, spec: ArchitectureSpec, subnet: Subnet, corrections: Tensor | None = None) -> None:
     """Replace the linear layers of a full-size ``model``, in place, by those that ``subnet`` keeps."""
     for i, layer in enumerate(spec.layer_list(model)):
+        if corrections is not None:
+            _correct(layer, spec, corrections[i])
         for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
             kept = subnet.kept(i, kind)
             if len(kept) < subnet.shape.size(i, kind):
                 _shrink_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1)
+
+
+def _correct(layer: nn.Module, spec: ArchitectureSpec, corrections: Tensor) -> None:
+    """Add corrections (K, E) to the vectors of a layer; an output projection without a bias gets one."""
+    for (path, name), correction in zip(corrected_vectors(layer, spec), corrections, strict=False):
+        module: Any = layer.get_submodule(path)
+        vector, weight = getattr(module, name), module.weight
+        before = torch.zeros_like(correction, dtype=weight.dtype) if vector is None else vector
+        trained = (weight if vector is None else vector).requires_grad
+        setattr(module, name, _owned(before + correction.to(before), trained))
 
 
 def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int], width: int) -> None:

@@ -46,6 +46,7 @@ class MaterializedInfo:
         share: The share of the full cost that it spends, at most the budget.
         costs: The cost model of both.
         info: Task, labels and lengths.
+        corrected: Whether biases and norms are an operating point's own.
     """
 
     full_shape: ModelShape
@@ -55,6 +56,7 @@ class MaterializedInfo:
     share: float
     costs: CostTable
     info: CheckpointInfo
+    corrected: bool = False
 
 
 class Materialized:
@@ -125,11 +127,14 @@ def make_materialized(
     costs: CostTable,
     info: CheckpointInfo,
     tokenizer: Any,
+    corrections: Tensor | None = None,
 ) -> Any:
     """Return the materialized model of ``subnet``; ``base`` is unchanged."""
-    small: Any = materialize(base, spec, subnet)
+    small: Any = materialize(base, spec, subnet, corrections)
     small.__class__ = _materialized_class(type(base))  # type: ignore[arg-type]
-    small.rheostat = MaterializedInfo(subnet.shape, subnet.kept_shape(), kept, budget, costs.share(subnet), costs, info)
+    small.rheostat = MaterializedInfo(
+        subnet.shape, subnet.kept_shape(), kept, budget, costs.share(subnet), costs, info, corrections is not None
+    )
     small.rheostat_tokenizer = tokenizer
     return small
 
@@ -159,6 +164,7 @@ def _write(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
             "share": what.share,
             "costs": what.costs.to_json(),
             "tied": tied,
+            "corrected": what.corrected,
             "info": what.info.to_json(),
         },
     )
@@ -194,12 +200,17 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
         permute(model, spec, full.head_dim, StoredOrder(_first(kept.heads, everything.heads), everything.neurons))
     heads = [layer.num_attention_heads for layer in shape.layers]
     neurons = [layer.intermediate_size for layer in shape.layers]
-    shrink(model, spec, Subnet.prefix(full, heads, neurons))
+    state = read_tensors(folder / WEIGHTS_FILE)
+    # the full model of some families has no output biases, and a corrected one does
+    more = torch.zeros(len(full.layers), 2, full.hidden_size) if manifest.get("corrected") else None
+    shrink(model, spec, Subnet.prefix(full, heads, neurons), more)
     model.to(getattr(torch, manifest["dtype"]))
-    _load_strictly(model, read_tensors(folder / WEIGHTS_FILE), manifest["tied"])
+    _load_strictly(model, state, manifest["tied"])
     model.__class__ = _materialized_class(cls)
     costs, info = CostTable.from_json(manifest["costs"]), CheckpointInfo.from_json(manifest["info"])
-    model.rheostat = MaterializedInfo(full, shape, kept, manifest["budget"], manifest["share"], costs, info)
+    model.rheostat = MaterializedInfo(
+        full, shape, kept, manifest["budget"], manifest["share"], costs, info, more is not None
+    )
     model.rheostat_tokenizer = with_inputs_of(load_tokenizer(folder), config)
     return model.eval()
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rheostat.architectures import ArchitectureSpec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
+from rheostat.corrections import Corrections
 from rheostat.cost import LATENCY, CostTable
 from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
@@ -130,6 +131,7 @@ class BudgetedModel(
         selection: ``nested`` (prefixes of the order) or ``top-k`` (largest gates at the budget; not nested).
         info: Task, labels, evaluation.
         tokenizer: The Hugging Face tokenizer that :meth:`predict` uses, or None.
+        corrections: What every operating point adds to output biases and norms, or None; a new order drops them.
     """
 
     _hub_mixin_config: dict[str, Any] = {}  # noqa: RUF012 - the base model writes config.json
@@ -145,6 +147,7 @@ class BudgetedModel(
         minimum: Minimum | None = None,
         info: CheckpointInfo | None = None,
         tokenizer: Any = None,
+        corrections: Corrections | None = None,
     ) -> None:
         """Put ``base`` under ``order``; most callers want :func:`wrap`.
 
@@ -173,6 +176,7 @@ class BudgetedModel(
         self._views = _Views()
         self._subnets: dict[int, Subnet] = {}
         self._set_order(order)
+        self.corrections: Corrections | None = corrections
         named = inspect.signature(base.forward).parameters.values()
         self._allowed_inputs = _OUTPUT_OPTIONS | {p.name for p in named if p.kind is not p.VAR_KEYWORD}
         self._cut_modules = cut_modules(base, self.spec)
@@ -182,6 +186,7 @@ class BudgetedModel(
     def _set_order(self, order: UnitOrder) -> None:
         self.order = order
         self._layout = GateLayout(order)
+        self.corrections = None
         self._subnets = {}
         self._views.clear()
 
@@ -281,12 +286,17 @@ class BudgetedModel(
         chosen = self.subnet(budget) if subnet is None else self._checked(subnet)
         if form == "sliced":
             return self._sliced_view(chosen)
+        corrections = self._corrections(chosen)
         hard = hard_gates(chosen, self.device)
         if form == "straight-through":
             soft = self.gates(budget)
             pull = self._layout.expand(soft - soft.detach())  # zeros, with the gradient of the soft gates
             hard = [(h + ph, n + pn) for (h, n), (ph, pn) in zip(hard, pull, strict=True)]
-        return gated(self.base, self.spec, hard)
+        return gated(self.base, self.spec, hard, corrections)
+
+    def _corrections(self, subnet: Subnet) -> Tensor | None:
+        """Return what is added to the vectors of a subnet's layers, (L, K, E), or None."""
+        return None if self.corrections is None else self.corrections.at(self.costs.share(subnet))
 
     def _checked(self, subnet: Subnet) -> Subnet:
         if subnet.shape != self.shape:
@@ -298,11 +308,11 @@ class BudgetedModel(
             return self.base
         # With gradients a view belongs to its forward's graph; without a prefix it copies rows, which would go stale.
         if torch.is_grad_enabled() or not subnet.is_prefix:
-            return sliced(self.base, self.spec, subnet)
+            return sliced(self.base, self.spec, subnet, corrections=self._corrections(subnet))
         return self._views.get(
             (subnet, self.base.training),
             self._weights_identity(),
-            lambda parts: sliced(self.base, self.spec, subnet, parts),
+            lambda parts: sliced(self.base, self.spec, subnet, parts, self._corrections(subnet)),
         )
 
     def _weights_identity(self) -> object:
@@ -310,12 +320,17 @@ class BudgetedModel(
 
         Views keep the old memory alive, so an address is never used again while it is compared.
         """
-        return [  # on every call: some 10 us for 6 layers, hence neither paths nor module attributes are looked up
+        identity = [  # on every call: some 10 us for 6 layers, hence neither paths nor module attributes are looked up
             tensor.data_ptr()
             for children, name in self._cut_modules
             for tensor in children[name]._parameters.values()
             if tensor is not None
         ]
+        if self.corrections is None:
+            return identity
+        # corrected vectors are sums: what changes a part of them in place must be noticed as well
+        parts = [*(tensor for tensor in self.base.parameters() if tensor.dim() == 1), *self.corrections.parameters()]
+        return [*identity, *((part.data_ptr(), part._version) for part in parts)]
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         unknown = [name for name in inputs if name not in self._allowed_inputs]
@@ -456,6 +471,7 @@ class BudgetedModel(
             costs=self.costs,
             info=self.info,
             tokenizer=self.tokenizer,
+            corrections=self._corrections(chosen),
         )
 
     def fold_soft_gates(self, budget: float) -> Any:
@@ -490,7 +506,15 @@ class BudgetedModel(
         write_budgeted(
             save_directory,
             BudgetedParts(
-                self.base, self.order, self.stored, self.gates, self.selection, self.minimum, self.info, self.tokenizer
+                self.base,
+                self.order,
+                self.stored,
+                self.gates,
+                self.selection,
+                self.minimum,
+                self.info,
+                self.tokenizer,
+                self.corrections,
             ),
         )
 
@@ -610,5 +634,6 @@ def load(path: str | os.PathLike[str], **kwargs: Any) -> Any:
             minimum=parts.minimum,
             info=parts.info,
             tokenizer=parts.tokenizer,
+            corrections=parts.corrections,
         )
     return model.eval()

@@ -41,14 +41,14 @@ class BudgetSampler:
     """Which budgets a step trains: a function of the step alone, so that all ranks and a resumed run agree.
 
     Attributes:
-        stage: ``dense`` (1.0), ``soft`` and ``straight-through`` (one random budget, 1.0 now and then), or
-            ``sandwich`` (the largest, the smallest and random ones).
+        stage: ``dense`` (1.0), ``soft`` and ``straight-through`` (one random budget, 1.0 now and then), ``sandwich``
+            (the largest, the smallest and random ones), or ``corrections`` (those of ``only``, one a step in turn).
         low: Smallest budget.
         random_budgets: Random budgets of a sandwich step, beside the largest or the smallest in turn; 0 trains one
             budget a step: in turn the largest, a random one, the smallest, a random one. They are
             ``low + (1 - low) * u**2`` with ``u`` uniform, since small budgets need training most and cost least.
         full_share: Share of soft and straight-through steps at budget 1.0, a point of its own.
-        only: Budgets that every step trains instead: a specialist.
+        only: Budgets that every step trains instead: a specialist; for ``corrections`` the points.
         seed: Of the draws.
     """
 
@@ -68,6 +68,8 @@ class BudgetSampler:
         """Return the budgets of optimizer step ``step``, batch ``part`` of it under accumulation."""
         if self.stage == "dense":
             return (1.0,)
+        if self.stage == "corrections":
+            return (self.only[(step + part) % len(self.only)],)
         if self.only:
             return self.only
         draws = np.random.default_rng([self.seed, step, part])
@@ -80,7 +82,7 @@ class BudgetSampler:
         return (1.0 if (step + part) % 2 == 0 else self.low, *between)
 
 
-STAGES = ("dense", "soft", "straight-through", "sandwich")
+STAGES = ("dense", "soft", "straight-through", "sandwich", "corrections")
 
 
 class Objective(nn.Module):

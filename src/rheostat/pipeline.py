@@ -19,9 +19,11 @@ from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending, reachable
 from rheostat.calibration import fit_temperatures
 from rheostat.checkpoint import check_replaceable
 from rheostat.console import is_main_process, stderr
+from rheostat.corrections import Corrections
 from rheostat.data import ReadOptions, length_buckets, read_corpus
 from rheostat.evaluation import budget_logits, grid_logits, score_budgets
-from rheostat.importance import gradient_importance
+from rheostat.forms import correction_sizes
+from rheostat.importance import Importance, gradient_importance
 from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import BudgetedModel, Selection, wrap
@@ -83,6 +85,7 @@ def train(
     soft_out: str | os.PathLike[str] | None = None,
     restart: bool = False,
     read_precision: str = "fp32",
+    reads_test: bool = True,
 ) -> TrainResult:
     """Train one checkpoint for all budgets: warm start, budgeted (soft gates), adapt (hard subnets), table.
 
@@ -100,6 +103,7 @@ def train(
         soft_out: Folder for the soft checkpoint too, its gates as they were learned; None keeps none.
         restart: Throw a partial run away.
         read_precision: What the table is computed in: ``fp32``, ``bf16`` or ``fp16``.
+        reads_test: Whether the table is of the test rows, where there are any.
 
     Raises:
         RheostatError: anything that is wrong with the arguments, in one line, before anything long starts.
@@ -119,6 +123,8 @@ def train(
     }
     work = Work(out, key, restart=restart)
     corpus = read_corpus(data, read_options or ReadOptions(seed=options.seed))
+    if not reads_test:
+        corpus = dataclasses.replace(corpus, test=None)
     for note in corpus.notes:
         stderr.print(f"- {note}", markup=False, soft_wrap=True)
     transformers.set_seed(options.seed)
@@ -191,6 +197,11 @@ def _stage(options: TrainOptions, epochs: float, learning_rate: float, **changes
 
 def order_by_data(model: BudgetedModel, rows: Prepared, options: TrainOptions) -> None:
     """Order the units of a fine-tuned model by importance on some of its rows."""
+    model.order_by_importance(importance_on(model, rows, options))
+
+
+def importance_on(model: BudgetedModel, rows: Prepared, options: TrainOptions) -> Importance:
+    """Return the importance of heads and neurons on the calibration rows."""
     split = rows.validation if options.calibration_split == "validation" else rows.train
     chosen = np.random.default_rng(options.seed).permutation(len(split))[: options.calibration_rows]
     picked = split.select(np.sort(chosen))
@@ -199,14 +210,13 @@ def order_by_data(model: BudgetedModel, rows: Prepared, options: TrainOptions) -
         {name: tensor.to(model.device) for name, tensor in rows.collator(list(picked.select(ids))).items()}
         for ids in length_buckets(picked["length"], 32)
     )
-    importance = gradient_importance(
+    return gradient_importance(
         model.base,
         model.spec,
         model.shape,
         batches,
         lambda output, batch: task_losses(task, output.logits, batch["labels"]),
     )
-    model.order_by_importance(importance)
 
 
 def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared, precision: str) -> NDArray[np.float32]:
@@ -295,6 +305,8 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
     """Freeze the order and train the hard subnets."""
     if work.done("adapt"):
         return work.load("adapt")
+    if options.adapt == "corrections" and options.adapt_epochs > 0:
+        return _correct(work, model, rows, options)
     straight = options.adapt == "straight-through"
     teacher = work.load("soft") if straight else None
     model.freeze_order()
@@ -322,6 +334,24 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
         model.info = dataclasses.replace(model.info, trained_budgets=(min(trained), max(trained)))
     if straight and model.selection == "nested":
         model.project_gates()  # the order stays the one that was trained
+    return work.finish("adapt", facts, model)
+
+
+def _correct(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> BudgetedModel:
+    """Freeze the order and fit what every budget of the table adds to biases and norms."""
+    model.freeze_order()
+    shares = {model.costs.share(model.subnet(budget)): budget for budget in reachable(options.budgets, model.floor)}
+    points = sorted((share, budget) for share, budget in shares.items() if 0.0 < share < 1.0)
+    facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": options.adapt_epochs}
+    if points:
+        sizes = correction_sizes(model.base, model.spec)
+        model.corrections = Corrections([share for share, _ in points], sizes).to(model.device)
+        budgets = tuple(budget for _, budget in points)
+        sampler = BudgetSampler(options.adapt, budgets[0], only=budgets, seed=options.seed)
+        epochs = options.adapt_epochs * len(budgets)
+        stage = _stage(options, epochs, options.correction_learning_rate, only_corrections=True, dropout=False)
+        objective = Objective(model, options.adapt, _losses(options, rows))
+        facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Correct")
     return work.finish("adapt", facts, model)
 
 

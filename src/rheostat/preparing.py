@@ -46,7 +46,11 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
-    parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
+    parts = {
+        "train": some_rows(corpus.train, options.max_train_rows, options.seed),
+        "validation": some_rows(corpus.validation, options.max_validation_rows, options.seed),
+        "test": corpus.test,
+    }
     tokens = {
         name: tokenize(part, tokenizer, labels=labels, task=corpus.task, max_length=length)
         for name, part in parts.items()
@@ -68,13 +72,11 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     )
 
 
-def training_rows(corpus: Corpus, options: TrainOptions) -> Any:
-    """Return the rows to train on: all, or ``max_train_rows`` of them in their order."""
-    count = len(corpus.train)
-    if options.max_train_rows is None or options.max_train_rows >= count:
-        return corpus.train
-    chosen = np.random.default_rng(options.seed).permutation(count)[: options.max_train_rows]
-    return corpus.train.select(np.sort(chosen))
+def some_rows(rows: Any, most: int | None, seed: int) -> Any:
+    """Return all rows, or ``most`` of them in their order."""
+    if most is None or most >= len(rows):
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:most]))
 
 
 def model_labels(config: Any, labels: tuple[str, ...], *, head_is_trained: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from rheostat.errors import OptionError
 from rheostat.model import SELECTIONS
 from rheostat.subnet import DEFAULT_NEURON_BLOCK
 
-ADAPT_METHODS = ("sandwich", "straight-through", "none")
+ADAPT_METHODS = ("sandwich", "straight-through", "corrections", "none")
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,17 @@ class TrainOptions:
             because gates learned on top of the importance were no better than the importance alone; the paper's
             method needs some.
         adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
-            paper), or ``none``.
-        adapt_epochs: Passes of the adapt stage. Every budget gains from more; with two budgets a step four cost little
-            more than four dense ones.
+            paper), ``corrections`` (no weight is trained, but for every budget of the table biases of its own: see
+            :mod:`rheostat.corrections`), or ``none``.
+        adapt_epochs: Passes of the adapt stage, for ``corrections`` a budget. Every budget gains from more; with two
+            budgets a step four cost little more than four dense ones.
         train_budgets: Budgets that gates and subnets are trained at instead of the whole range: a specialist.
         adapt_dropout: Whether dropout is active in the adapt stage; the subnets regularize enough, and without it a
             step takes a sixth less.
         learning_rate: Of the warm start.
         adapt_learning_rate: Of the adapt stage; larger than the warm start's, because most subnets start far from
             their optimum. Twice as much costs the full model half a point; half as much gains nothing.
+        correction_learning_rate: Of corrections, which begin at 0 and end as large as the biases.
         gate_learning_rate: Of the gates; 1,000 times that of the weights.
         soft_learning_rate: Of the weights in the soft stage; 0 freezes them, the paper trains them.
         batch_size: Rows a step.
@@ -59,6 +61,7 @@ class TrainOptions:
         calibration_rows: Rows that importance is measured on.
         calibration_split: ``train``, or ``validation`` as post-hoc pruning does.
         max_train_rows: Rows to train on at most; None for all.
+        max_validation_rows: Rows that the table and the temperatures are read on at most; None for all.
         budgets: Budgets of the table.
         seed: Of everything random.
         precision: ``fp32``, ``bf16`` or ``fp16`` of training; the table is read in float32. On CPUs with bfloat16
@@ -75,6 +78,7 @@ class TrainOptions:
     adapt_dropout: bool = False
     learning_rate: float = 5e-5
     adapt_learning_rate: float = 1e-4
+    correction_learning_rate: float = 1e-2
     gate_learning_rate: float = 5e-2
     soft_learning_rate: float = 0.0
     batch_size: int = 32
@@ -97,6 +101,7 @@ class TrainOptions:
     calibration_rows: int = 512
     calibration_split: str = "train"
     max_train_rows: int | None = None
+    max_validation_rows: int | None = None
     budgets: tuple[float, ...] = DEFAULT_BUDGETS
     seed: int = 0
     precision: str = "fp32"
@@ -111,7 +116,7 @@ class TrainOptions:
     @property
     def distills(self) -> bool:
         """Return whether some stage learns from the dense model's logits."""
-        adapts = self.adapt == "sandwich" and self.adapt_epochs > 0
+        adapts = self.adapt in ("sandwich", "corrections") and self.adapt_epochs > 0
         return self.distill_weight > 0 and (self.soft_epochs > 0 or adapts)
 
     def __post_init__(self) -> None:
@@ -130,11 +135,11 @@ class TrainOptions:
             _at_least(name, getattr(self, name), 0)
         for name in ("gate_weight", "over_weight", "weight_decay", "random_budgets"):
             _at_least(name, getattr(self, name), 0)
-        for name in ("gate_learning_rate", "soft_learning_rate", "seed"):
+        for name in ("gate_learning_rate", "soft_learning_rate", "correction_learning_rate", "seed"):
             _at_least(name, getattr(self, name), 0)
         for name in ("batch_size", "accumulation", "calibration_rows", "neuron_block", "save_every"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("sequence_length", "max_length", "max_train_rows"):
+        for name in ("sequence_length", "max_length", "max_train_rows", "max_validation_rows"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         self._check_rates()
@@ -150,8 +155,10 @@ class TrainOptions:
         stages = {
             "learning_rate": self.warm_epochs > 0 and not self.learning_rate,
             "gate_learning_rate": self.soft_epochs > 0 and not (self.gate_learning_rate or self.soft_learning_rate),
-            "adapt_learning_rate": self.adapt != "none" and self.adapt_epochs > 0 and not self.adapt_learning_rate,
         }
+        if self.adapt != "none":
+            name = "correction_learning_rate" if self.adapt == "corrections" else "adapt_learning_rate"
+            stages[name] = self.adapt_epochs > 0 and not getattr(self, name)
         for name, trains_nothing in stages.items():
             if trains_nothing:
                 raise OptionError(f"{name} must be above 0 in a stage with epochs; got 0. Set the epochs to 0 instead")

@@ -18,14 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
+from rheostat.corrections import Corrections
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.families import check_model_type, find_spec
+from rheostat.forms import correction_sizes
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
 from rheostat.reorder import permute, restored
 from rheostat.subnet import StoredOrder
 
 GATES_FILE = "gates.safetensors"
+CORRECTIONS_FILE = "corrections.safetensors"
 HUB_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 SAVE_OPTIONS = ("config", "model_card_kwargs")
 # What ModelHubMixin.push_to_hub takes besides.
@@ -60,6 +63,7 @@ class BudgetedParts:
     minimum: Minimum
     info: CheckpointInfo
     tokenizer: Any
+    corrections: Corrections | None = None
 
 
 def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
@@ -72,6 +76,8 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
         else:
             restored(base, spec, parts.order.shape.head_dim, parts.stored).save_pretrained(folder)  # type: ignore[operator]
     save_file({name: tensor.contiguous() for name, tensor in parts.gates.state_dict().items()}, folder / GATES_FILE)
+    if parts.corrections is not None:
+        save_file(parts.corrections.to_tensors(), folder / CORRECTIONS_FILE)
     if parts.tokenizer is not None:
         parts.tokenizer.save_pretrained(folder)
     write_manifest(
@@ -85,6 +91,7 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
             "order": parts.order.to_json(),
             "stored": parts.stored.to_json(),
             "info": parts.info.to_json(),
+            "corrected": parts.corrections is not None,
         },
     )
 
@@ -100,6 +107,9 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
     if spec.prepare is not None:
         spec.prepare(base)
         permute(base, spec, order.shape.head_dim, stored)
+    corrections = None
+    if manifest.get("corrected"):
+        corrections = Corrections.from_tensors(read_tensors(folder / CORRECTIONS_FILE), correction_sizes(base, spec))
     return BudgetedParts(
         base=base,
         order=order,
@@ -109,6 +119,7 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
         minimum=Minimum(**manifest["minimum"]),
         info=CheckpointInfo.from_json(manifest["info"]),
         tokenizer=load_tokenizer(folder),
+        corrections=corrections,
     )
 
 

@@ -22,8 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
 from rheostat.architectures import ArchitectureSpec, linear_at
+from rheostat.corrections import Corrections
 from rheostat.errors import OptionError
 from rheostat.families import find_spec
+from rheostat.forms import correction_sizes
 from rheostat.importance import Importance
 from rheostat.materialize import materialize
 from rheostat.model import BudgetedModel, load, wrap
@@ -398,7 +400,43 @@ def _check_export(case: Case) -> None:
         if find_package(package) is not None:
             with tempfile.TemporaryDirectory() as folder:  # export itself compares every graph at several shapes
                 model = case.wrapped()
+                if engine == "onnx":  # and in the other one without
+                    model.corrections = Corrections((0.5,), correction_sizes(model.base, case.spec))
+                    torch.nn.init.normal_(model.corrections.points[0], std=0.2)
                 export(model, Path(folder) / "bundle", format=engine, budgets=(0.5, model.floor))
+
+
+def _check_corrections(case: Case) -> None:
+    """Corrected biases and norms are the same in every form, saved, and exported; they are nothing at budget 1."""
+    model, plain, inputs = case.wrapped(), case.wrapped(), token_batch()
+    model.corrections = Corrections((0.3, 0.6), correction_sizes(model.base, case.spec))
+    generator = torch.Generator().manual_seed(0)
+    for point in model.corrections.points:
+        point.data = 0.3 * torch.randn(point.shape, generator=generator)
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (name, subnet) in enumerate(case.subnets()):
+            small = model.materialize(subnet=subnet)
+            small.save_pretrained(Path(folder) / str(i))
+            loaded: Any = load(Path(folder) / str(i))
+            loaded.set_attn_implementation(case.attention)
+            found = {form: _logits(model, inputs, subnet=subnet, form=form) for form in ("gated", "straight-through")}
+            found |= {
+                "sliced": _logits(model, inputs, subnet=subnet),
+                "sliced, with gradients": model(**inputs, subnet=subnet).logits.detach(),
+                "materialized": _logits(small, inputs),
+                "loaded": _logits(loaded, inputs),
+            }
+            changed = _gap(found["gated"], _logits(plain, inputs, subnet=subnet))
+            _require(changed == 0.0 if subnet.is_full else changed > 1e-3, f"{name}: corrections change {changed:.2g}")
+            for form, answer in found.items():
+                gap = _gap(found["gated"], answer)
+                _require(gap < FORMS_AGREE, f"{name}: corrected, {form} differs from gated by {gap:.2g}")
+        model.save_pretrained(Path(folder) / "whole")
+        again: Any = load(Path(folder) / "whole")
+        again.base.set_attn_implementation(case.attention)
+        for budget in (1.0, 0.8, 0.45, model.floor):
+            same = torch.equal(_logits(model, inputs, budget=budget), _logits(again, inputs, budget=budget))
+            _require(same, f"the corrected checkpoint answers otherwise at {budget:.3f}")
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
@@ -408,6 +446,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "costs": _check_costs,
     "order": _check_order,
     "saving": _check_saving,
+    "corrections": _check_corrections,
     "recording": _check_recording,
     "kept": _check_kept,
     "checkpointing": _check_checkpointing,

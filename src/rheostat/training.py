@@ -40,6 +40,7 @@ class StageOptions:
         weight_decay: Of matrices; never of gates, biases and norms.
         warmup_share: Share of the steps in which the learning rate rises.
         freeze_embeddings: Whether embeddings stay as they are.
+        only_corrections: Whether the model's corrections are trained, and nothing else.
         dropout: Whether the model's dropout is active.
         save_every: Steps between checkpoints that a run can resume from.
         seed: Of data order and dropout.
@@ -55,6 +56,7 @@ class StageOptions:
     weight_decay: float = 0.01
     warmup_share: float = 0.06
     freeze_embeddings: bool = False
+    only_corrections: bool = False
     dropout: bool = True
     save_every: int = 200
     seed: int = 0
@@ -132,7 +134,8 @@ class StageTrainer(Trainer):
             groups: dict[str, list[nn.Parameter]] = {"decay": [], "plain": [], "gates": []}
             for name, parameter in target.named_parameters():
                 if parameter.requires_grad:
-                    kind = "gates" if ".gates." in f".{name}" else "decay" if name in decaying else "plain"
+                    decays = name in decaying and ".corrections." not in name
+                    kind = "gates" if ".gates." in f".{name}" else "decay" if decays else "plain"
                     groups[kind].append(parameter)
             cls, kwargs = self.get_optimizer_cls_and_kwargs(self.args, target)
             settings: dict[str, dict[str, float]] = {
@@ -258,9 +261,11 @@ class StopOnInterrupt(TrainerCallback):
 def set_trainable(objective: Objective, options: StageOptions) -> None:
     """Freeze what a stage does not train."""
     model = objective.model
-    model.base.requires_grad_(options.learning_rate > 0)
+    model.base.requires_grad_(options.learning_rate > 0 and not options.only_corrections)
     model.gates.requires_grad_(options.gate_learning_rate > 0)
-    if options.freeze_embeddings and options.learning_rate > 0:
+    if model.corrections is not None:
+        model.corrections.requires_grad_(options.only_corrections)
+    if options.freeze_embeddings and options.learning_rate > 0 and not options.only_corrections:
         cast(Any, model.base).get_input_embeddings().requires_grad_(False)
 
 

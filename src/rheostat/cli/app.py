@@ -12,7 +12,17 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from rheostat import __version__
-from rheostat.cli import certifying, checkpoints, comparing, data, exporting, reporting, reproducing, training
+from rheostat.cli import (
+    certifying,
+    checkpoints,
+    comparing,
+    data,
+    exporting,
+    ordering,
+    reporting,
+    reproducing,
+    training,
+)
 from rheostat.errors import RheostatError
 
 USER_ERROR = 2
@@ -95,6 +105,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 training.add_to(app)
+ordering.add_to(app)
 checkpoints.add_to(app)
 certifying.add_to(app)
 exporting.add_to(app)

@@ -50,7 +50,11 @@ def train(
         typer.Option(help="Passes over the rows that learn the gates; 0 keeps the order by importance."),
     ] = 0.0,
     adapt: Annotated[
-        str, typer.Option(help="How hard subnets are trained: sandwich, straight-through or none.")
+        str,
+        typer.Option(
+            help="How hard subnets are trained: sandwich, straight-through, corrections (only biases of each budget of "
+            "the table) or none."
+        ),
     ] = "sandwich",
     adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 4.0,
     train_budgets: Annotated[
@@ -62,6 +66,7 @@ def train(
     ] = False,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the warm start.")] = 5e-5,
     adapt_learning_rate: Annotated[float, typer.Option(help="Learning rate of the weights in the adapt stage.")] = 1e-4,
+    correction_learning_rate: Annotated[float, typer.Option(help="Learning rate of the corrections.")] = 1e-2,
     gate_learning_rate: Annotated[
         float, typer.Option(help="Learning rate of the gates, far above that of the weights.")
     ] = 5e-2,
@@ -110,6 +115,9 @@ def train(
         str, typer.Option(help="Where they come from: train, or validation as post-hoc pruning does.")
     ] = "train",
     max_train_rows: Annotated[int | None, typer.Option(min=1, help="Train on at most this many rows.")] = None,
+    max_validation_rows: Annotated[
+        int | None, typer.Option(min=1, help="Read the validation table on at most this many rows.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
     *,
     read: Reader,
@@ -141,6 +149,7 @@ def train(
         adapt_dropout=adapt_dropout,
         learning_rate=learning_rate,
         adapt_learning_rate=adapt_learning_rate,
+        correction_learning_rate=correction_learning_rate,
         gate_learning_rate=gate_learning_rate,
         soft_learning_rate=soft_learning_rate,
         batch_size=batch_size,
@@ -165,6 +174,7 @@ def train(
         calibration_rows=calibration_rows,
         calibration_split=calibration_split,
         max_train_rows=max_train_rows,
+        max_validation_rows=max_validation_rows,
         budgets=parse_budgets(budgets),
         seed=seed,
         precision=precision,

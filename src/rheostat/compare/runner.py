@@ -34,7 +34,7 @@ from rheostat.evaluation import budget_logits
 from rheostat.families import find_spec as architecture_of
 from rheostat.model import BudgetedModel, Form, load, wrap
 from rheostat.pipeline import train
-from rheostat.preparing import Prepared, load_tokenizer_of, prepare, training_rows
+from rheostat.preparing import Prepared, load_tokenizer_of, prepare, some_rows
 from rheostat.recipe import TrainOptions
 from rheostat.saving import load_config, quiet_transformers
 from rheostat.subnet import Subnet
@@ -346,7 +346,8 @@ class _SeedRun:
     def _linear(self) -> Outcome:
         stderr.print(f"[bold]linear[/bold], seed {self.seed}", highlight=False)
         part = self.corpus.validation if self.corpus.test is None else self.corpus.test
-        train_texts, texts = texts_of(training_rows(self.corpus, self.options)), texts_of(part)
+        rows = some_rows(self.corpus.train, self.options.max_train_rows, self.options.seed)
+        train_texts, texts = texts_of(rows), texts_of(part)
         labels = np.asarray(self.rows.train["labels"])
         started = time.perf_counter()
         logits = linear_logits(

@@ -149,7 +149,8 @@ def _write_float32(
         small = model.materialize(budget).eval().float().cpu()
         expected.append([torch_logits(small, inputs, len(model.info.labels)) for inputs in examples])
         graph = build_graph(small, model.spec, names, fused=engine == "onnx")
-        weights.share(graph)
+        own = model.corrections is not None and budget < 1.0
+        weights.share(graph, own_vectors=own, own_prefix=f"{budget:g}/")
         onnx.save(graph, folder / graph_file(budget))
     weights.close()
     for budget, wanted in zip(budgets, expected, strict=True):

@@ -56,7 +56,14 @@ class SharedWeights:
         begins = full.dtype == tensor.dtype and full.shape[1:] == tensor.shape[1:] and len(full) >= len(tensor)
         return begins and np.array_equal(full[: len(tensor)], tensor)
 
-    def share(self, graph: onnx.ModelProto, *, own: SharedWeights | None = None, own_prefix: str = "") -> None:
+    def share(
+        self,
+        graph: onnx.ModelProto,
+        *,
+        own: SharedWeights | None = None,
+        own_prefix: str = "",
+        own_vectors: bool = False,
+    ) -> None:
         """Move every tensor of a graph that is not small to the file.
 
         The first graph names all tensors: a later one that brings a new name would be a copy in other clothes.
@@ -67,11 +74,15 @@ class SharedWeights:
         Args:
             graph: Changed in place.
             own: Where tensors go that are not here; by default here.
-            own_prefix: Put before their names there.
+            own_prefix: Put before the names of a graph's own tensors.
+            own_vectors: Whether a graph may have vectors of its own here: corrected biases.
         """
         for tensor in graph.graph.initializer:
             values = numpy_helper.to_array(tensor)
             if values.nbytes <= SMALL_BYTES:
+                continue
+            if own is None and own_vectors and values.ndim == 1 and not self.holds(tensor.name, values):
+                _point_to(tensor, self._path.name, self.add(own_prefix + tensor.name, values), values.nbytes)
                 continue
             if own is None and self._graphs and tensor.name not in self._held:
                 raise OptionError(
