@@ -42,7 +42,8 @@ class BudgetSampler:
 
     Attributes:
         stage: ``dense`` (1.0), ``soft`` and ``straight-through`` (one random budget, 1.0 now and then), ``sandwich``
-            (the largest, the smallest and random ones), or ``corrections`` (those of ``only``, one a step in turn).
+            (the largest, the smallest and random ones), or ``corrections`` (one of ``only`` a step, drawn with chances
+            that are inverse to the budgets: small ones need more steps, and each of them costs less).
         low: Smallest budget.
         random_budgets: Random budgets of a sandwich step, beside the largest or the smallest in turn; 0 trains one
             budget a step: in turn the largest, a random one, the smallest, a random one. They are
@@ -68,11 +69,12 @@ class BudgetSampler:
         """Return the budgets of optimizer step ``step``, batch ``part`` of it under accumulation."""
         if self.stage == "dense":
             return (1.0,)
+        draws = np.random.default_rng([self.seed, step, part])
         if self.stage == "corrections":
-            return (self.only[(step + part) % len(self.only)],)
+            chances = 1.0 / np.array(self.only)
+            return (float(draws.choice(self.only, p=chances / chances.sum())),)
         if self.only:
             return self.only
-        draws = np.random.default_rng([self.seed, step, part])
         if self.stage != "sandwich":
             full = draws.random() < self.full_share
             return (1.0 if full else float(draws.uniform(self.low, 1.0)),)

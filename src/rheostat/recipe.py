@@ -26,8 +26,8 @@ class TrainOptions:
         adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
             paper), ``corrections`` (no weight is trained, but for every budget of the table biases of its own: see
             :mod:`rheostat.corrections`), or ``none``.
-        adapt_epochs: Passes of the adapt stage, for ``corrections`` a budget. Every budget gains from more; with two
-            budgets a step four cost little more than four dense ones.
+        adapt_epochs: Passes of the adapt stage, for ``corrections`` the mean of the budgets. Every budget gains from
+            more; with two budgets a step four cost little more than four dense ones.
         train_budgets: Budgets that gates and subnets are trained at instead of the whole range: a specialist.
         adapt_dropout: Whether dropout is active in the adapt stage; the subnets regularize enough, and without it a
             step takes a sixth less.
