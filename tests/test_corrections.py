@@ -133,9 +133,9 @@ def test_order_gives_a_checkpoint_of_the_same_weights_in_one_command(tmp_path: P
     assert rheostat.load(out).corrections is None
 
 
-def test_order_needs_a_fine_tuned_model(tmp_path: Path) -> None:
+def test_order_needs_the_labels_of_the_fine_tuned_model(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "train.csv", labelled_rows(40, seed=1))
-    folder = tiny_folder(tmp_path / "base")
+    folder = tiny_folder(tmp_path / "base", ("no", "yes"))
     result = CliRunner().invoke(app, ["order", str(folder), "--data", str(data), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert "fine-tuned" in result.output
+    assert "labels must be those of the fine-tuned model" in " ".join(result.output.split())
