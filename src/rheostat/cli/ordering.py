@@ -12,7 +12,7 @@ from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
 from rheostat.cli.training import DEFAULT_GRID, print_result
 
-# Points below dense on R8 at 0.25: 17.3 without corrections, 8.6 after 64 steps, 4.0 after 128, 2.4 after 256 of 16 rows.
+# Points below dense on R8 at 0.25: 17.3 without corrections, 8.6 after 64 steps, 4.0 after 128, 2.4 after 256 of half.
 PASSES, BATCH_SIZE = 8.0, 16
 
 
