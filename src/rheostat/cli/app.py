@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from rheostat import __version__
-from rheostat.cli import certifying, checkpoints, comparing, data, exporting, reporting, reproducing, training
+from rheostat.cli import certifying, checkpoints, comparing, data, exporting, reporting, reproducing, serving, training
 from rheostat.errors import RheostatError
 
 USER_ERROR = 2
@@ -98,6 +98,7 @@ training.add_to(app)
 checkpoints.add_to(app)
 certifying.add_to(app)
 exporting.add_to(app)
+serving.add_to(app)
 reporting.add_to(app)
 comparing.add_to(app)
 reproducing.add_to(app)

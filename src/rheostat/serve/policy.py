@@ -220,6 +220,9 @@ def verdict_on(load: Load, times: Times, asked: Sequence[Waiting], *, max_queue:
 
 
 def paced(pace: float, ratio: float) -> float:
-    """Return the pace after a batch that took ``ratio`` times the certified time: quick to slow down, slow to trust."""
-    bounded = min(max(ratio, 0.2), 20.0)
-    return pace + (0.2 if bounded > pace else 0.05) * (bounded - pace)
+    """Return the pace after a batch that took ``ratio`` times the certified time.
+
+    Quicker to slow down than to trust again; one batch, however slow, moves it by a fifth at most.
+    """
+    bounded = min(max(ratio, pace / 2, 0.2), 2 * pace, 20.0)
+    return pace + (0.2 if bounded > pace else 0.1) * (bounded - pace)
