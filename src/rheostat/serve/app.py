@@ -1,4 +1,4 @@
-"""The FastAPI application: routes in, answers out. Whoever answers is passed in: this machine, or replicas elsewhere."""
+"""The FastAPI application: routes in, answers out. Who answers is passed in: this machine, or replicas elsewhere."""
 
 from __future__ import annotations
 

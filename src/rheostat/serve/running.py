@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import logging.config
+import signal
 import socket
 from typing import Any
 
@@ -84,10 +85,14 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
                 await super().startup(sockets=sockets)
                 logger.info("ready", extra={"fields": {"url": url}})
 
+        # uvicorn drains and then raises the signal again, for whoever handled it before: nobody needs to do more.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             Announced(config).run(sockets=[listening])
-        except KeyboardInterrupt:  # uvicorn has drained, and raises the signal again
-            return
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        logger.info("ended")
 
 
 def _bound(host: str, port: int) -> socket.socket:
