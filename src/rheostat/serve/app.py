@@ -169,16 +169,18 @@ async def answered(request: Request, service: Answers, ask: Ask) -> Answer:
     Raises:
         Gone: the client left.
     """
-    work = asyncio.ensure_future(service.predict(ask))
+    asking = asyncio.current_task()
     leaving = asyncio.ensure_future(_left(request))
+    # No task of its own for the answer: a refusal then leaves in the same turn of the event loop in which it came.
+    leaving.add_done_callback(lambda done: done.cancelled() or asking is None or asking.cancel())
     try:
-        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise Gone
-        answer = work.result()
+        answer = await service.predict(ask)
+    except asyncio.CancelledError:
+        if leaving.done():
+            raise Gone from None
+        raise
     finally:
-        for task in (work, leaving):
-            task.cancel()
+        leaving.cancel()
     request.scope["told"] = {"texts": len(answer.rows), "budget": answer.budget_served}
     return answer
 

@@ -232,6 +232,7 @@ class Service:
         """Return the answer to a request; see :class:`rheostat.serve.answers.Answers`."""
         start = time.perf_counter()
         least, most = self._bounds(ask)
+        self._refuse_where_full(len(ask.texts))  # before the work of making tokens
         encodings = await self._encode(ask.texts)
         pending = _Pending(len(encodings), asyncio.get_running_loop().create_future(), ask.escalate)
         buckets = self.scheduler.times.buckets
@@ -241,13 +242,7 @@ class Service:
         ]
         verdict = self.scheduler.offer(rows, self._now_ms(), ask.deadline_ms)
         if not verdict.admitted:
-            self.metrics.refused(verdict.reason)
-            why = "the queue is full" if verdict.reason == "full" else "even the smallest budget would be late"
-            raise BusyError(
-                f"the server must have time for the request; {why}: {verdict.expected_ms:.0f} ms expected. "
-                "Ask again later, or with a longer deadline_ms or a smaller min_budget",
-                verdict.retry_after_ms,
-            )
+            raise self._refusal(verdict.reason, verdict.expected_ms, verdict.retry_after_ms)
         self._pump()
         try:
             answers = await pending.future
@@ -257,6 +252,21 @@ class Service:
         latency_ms = 1000.0 * (time.perf_counter() - start)
         self.metrics.answered([a.prediction.budget for a in answers], latency_ms, sum(a.escalated for a in answers))
         return Answer(answers, latency_ms)
+
+    def _refuse_where_full(self, count: int) -> None:
+        known = self.scheduler
+        if known.queued and known.queued + count > known.max_queue:
+            wait_ms = known.queued * known.times.ms(known.times.budgets[-1], 1, known.times.buckets[0]) / known.workers
+            raise self._refusal("full", wait_ms, wait_ms)
+
+    def _refusal(self, reason: str, expected_ms: float, retry_after_ms: float) -> BusyError:
+        self.metrics.refused(reason)
+        why = "the queue is full" if reason == "full" else "even the smallest budget would be late"
+        return BusyError(
+            f"the server must have time for the request; {why}: {expected_ms:.0f} ms expected. "
+            "Ask again later, or with a longer deadline_ms or a smaller min_budget",
+            retry_after_ms,
+        )
 
     def _bounds(self, ask: Ask) -> tuple[float, float]:
         """Return the smallest and the largest budget that a request may get.
