@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rheostat.budget import parse_budget
+from rheostat.cli import options as shared
+from rheostat.cli.reading import Reader, reads_texts
+
+if TYPE_CHECKING:
+    from rheostat.serve.load import LoadReport
 
 Bundle = Annotated[Path, typer.Argument(help="Folder of a bundle.")]
 
@@ -15,6 +20,11 @@ Bundle = Annotated[Path, typer.Argument(help="Folder of a bundle.")]
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog="Example: rheostat serve bundle --slo-ms 50 --min-budget 0.25 --port 8000")(serve)
+    app.command(epilog="Example: rheostat escalation bundle --data validation.csv --max-loss 0.5")(escalation)
+    app.command(
+        name="bench-serve",
+        epilog="Example: rheostat bench-serve http://127.0.0.1:8000 --data test.csv --slo-ms 50 --capacity",
+    )(bench_serve)
 
 
 def serve(
@@ -71,3 +81,102 @@ def serve(
         api_key=api_key,
     )
     run_server(settings, host=host, port=port, log_level=log_level)
+
+
+@reads_texts(without=("task", "validation_share"))
+def escalation(
+    bundle: Bundle,
+    data: Annotated[str, typer.Option(help="Labelled validation rows, which nothing was trained on.")],
+    max_loss: Annotated[
+        float, typer.Option(help="Most points of accuracy that may be lost against always answering at full budget.")
+    ] = 0.5,
+    confidence: Annotated[float, typer.Option(help="Probability that no more is lost, in (0, 1).")] = 0.95,
+    precision: Annotated[str, typer.Option(help="float32 or int8: of the graphs that will answer.")] = "float32",
+    save: Annotated[bool, typer.Option(help="Write escalation.json into the bundle.")] = True,
+    *,
+    read: Reader,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Calibrate when a small budget's answer is sure enough; requests then ask for it with escalate."""
+    from rheostat.console import stdout
+    from rheostat.serve.calibrating import calibrate_bundle
+
+    found = calibrate_bundle(
+        bundle, data, read(task="single-label"), max_loss=max_loss / 100.0, confidence=confidence, precision=precision
+    )
+    if save:
+        found.save(bundle)
+    if as_json:
+        shared.print_json(vars(found))
+        return
+    stdout.print(
+        f"budget {found.first:g} first, {found.full:g} where confidence is below {found.threshold:.4f}: "
+        f"{100 * found.escalated:.1f} % of {found.rows:,} rows, mean cost {found.mean_share:.3f} of full, accuracy "
+        f"{100 * found.accuracy:.2f} %, {100 * found.lost:.2f} points below always full; at most "
+        f"{100 * found.harmed_bound:.2f} with {100 * found.confidence:g} % confidence",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@reads_texts(without=("task", "validation_share"))
+def bench_serve(
+    url: Annotated[str, typer.Argument(help="Of a running server, as its log says it.")],
+    data: Annotated[str, typer.Option(help="Labelled rows to ask.")],
+    rate: Annotated[float, typer.Option(help="Requests a second; with --capacity the first that is tried.")] = 50.0,
+    seconds: Annotated[float, typer.Option(help="How long each rate is offered.")] = 20.0,
+    slo_ms: Annotated[float, typer.Option(help="Time in which an answer counts.")] = 50.0,
+    pattern: Annotated[str, typer.Option(help="poisson, or bursts of the same mean rate.")] = "poisson",
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="Find the highest rate at which p99 stays within the SLO.")
+    ] = False,
+    budget: shared.Budget = None,
+    api_key: Annotated[str | None, typer.Option(envvar="RHEOSTAT_API_KEY", help="The server's key.")] = None,
+    seed: shared.Seed = 0,
+    *,
+    read: Reader,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Offer load to a running server from a process of its own: latency, refusals, and accuracy under load."""
+    from rheostat.console import stdout
+    from rheostat.serve.capacity import find_capacity, offer_load, read_rows_file
+
+    rows = read_rows_file(data, read(task="single-label"))
+    wishes = {} if budget is None else {"budget": parse_budget(budget)}
+
+    def offer(offered: float) -> LoadReport:
+        return offer_load(
+            url.rstrip("/"), rows, rate=offered, seconds=seconds, slo_ms=slo_ms, pattern=pattern, wishes=wishes,
+            api_key=api_key, seed=seed,
+        )[0]  # fmt: skip
+
+    if capacity:
+        found = find_capacity(offer, rate)
+        reports = list(found.tried)
+    else:
+        reports = [offer(rate)]
+    if as_json:
+        content = [report.to_json() for report in reports]
+        shared.print_json({"capacity": found.rate, "tried": content} if capacity else content[0])
+        return
+    for report in reports:
+        stdout.print(told(report), markup=False, highlight=False, soft_wrap=True)
+    if capacity:
+        stdout.print(f"capacity {found.rate:.1f} requests/s", highlight=False, soft_wrap=True)
+
+
+def told(report: LoadReport) -> str:
+    """Return what one rate came to, as a line."""
+    latency = report.latency_ms or {}
+    parts = [
+        f"{report.rate:.1f} requests/s ({report.pattern}): {100 * report.in_slo:.2f} % of {report.sent:,} answered "
+        f"within {report.slo_ms:g} ms",
+        f"p50 {latency['p50']:.1f} ms, p99 {latency['p99']:.1f} ms" if latency else "no answers",
+        f"{report.refused:,} refused, {report.failed:,} failed",
+    ]
+    if report.accuracy is not None:
+        parts.append(f"accuracy {100 * report.accuracy:.2f} %")
+    if report.mean_budget is not None:
+        parts.append(f"mean budget {report.mean_budget:.3f}")
+    parts.append(f"generator {100 * report.generator_share:.1f} % of the processors, p99 {report.late_ms:.1f} ms late")
+    return "; ".join(parts)

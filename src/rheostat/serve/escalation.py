@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rheostat.checkpoint import write_whole
 from rheostat.errors import CheckpointError, OptionError, missing
@@ -89,17 +89,18 @@ def read_escalation(folder: Path) -> Escalation | None:
         ) from None
 
 
-def upper_bound(count: int, rows: int, delta: float) -> float:
+def upper_bound(counts: ArrayLike, rows: int, delta: float) -> NDArray[np.float64]:
     """Return the Clopper-Pearson bound: the share of harmed rows is no larger with probability 1 - delta.
 
-    >>> round(upper_bound(0, 100, 0.05), 4)  # the rule of three: about 3 / n
+    >>> float(upper_bound(0, 100, 0.05).round(4))  # the rule of three: about 3 / n
     0.0295
     """
     try:
         from scipy.stats import beta
     except ImportError as error:
         raise missing("scipy", "train") from error
-    return 1.0 if count >= rows else float(beta.ppf(1.0 - delta, count + 1, rows - count))
+    found = np.asarray(counts)
+    return np.where(found >= rows, 1.0, beta.ppf(1.0 - delta, found + 1, np.maximum(rows - found, 1)))
 
 
 def threshold_for(
@@ -117,13 +118,11 @@ def threshold_for(
         A threshold above 1, with the bound of keeping nothing, where not even the first step passes.
     """
     levels = np.unique(np.quantile(confidence, np.linspace(0.0, 1.0, GRID), method="higher"))[::-1]
-    best, bound = 2.0, 0.0
-    for threshold in levels:
-        tried = upper_bound(int(harmed[confidence >= threshold].sum()), len(confidence), delta)
-        if tried > max_loss:
-            break
-        best, bound = float(threshold), tried
-    return best, bound
+    ordered, harm = np.sort(confidence), np.cumsum(harmed[np.argsort(-confidence)])
+    kept = len(ordered) - np.searchsorted(ordered, levels)  # rows at or above each threshold, at least one
+    bounds = upper_bound(harm[kept - 1], len(ordered), delta)
+    passed = int(np.argmax(np.append(bounds > max_loss, True)))
+    return (float(levels[passed - 1]), float(bounds[passed - 1])) if passed else (2.0, 0.0)
 
 
 def calibrate(
@@ -181,7 +180,7 @@ def calibrate(
         )
     best = min(found, key=lambda e: e.mean_share)
     if best.threshold > 1.0:
-        least = upper_bound(0, len(labels), (1.0 - confidence) / len(small))
+        least = float(upper_bound(0, len(labels), (1.0 - confidence) / len(small)))
         raise OptionError(
             f"max_loss must be promised by {len(labels):,} rows; {max_loss:g} can't be, and at best {least:.2g} could. "
             "Give more rows, or allow more loss"
