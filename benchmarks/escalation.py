@@ -3,7 +3,7 @@
     python benchmarks/escalation.py --bundle FOLDER --validation DATA --test DATA [--max-loss 0.1,0.25,0.5,1.0]
 
 Thresholds are calibrated on the validation rows, accuracy and cost are read on the test rows. Beside each escalation
-stands what fixed budgets reach for the same mean cost, mixing the two nearest at random. Result: results/escalation.json
+stands what fixed budgets reach for the same mean cost, mixing the two nearest at random: results/escalation.json.
 """
 
 from __future__ import annotations

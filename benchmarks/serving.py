@@ -8,8 +8,8 @@ a rush, memory after 2,000 and 20,000 requests of all lengths, and what the serv
 Results: results/serving.json and results/serving.md.
 
 Targets at an SLO of 50 ms, ours: 99 % answered within it at 0.5, 1 and 2 times the fixed capacity and 98 % at 3, for
-0.0, 0.3, 1.0 and 2.0 points of accuracy; at 6 times refusals within 50 ms, accepted requests in the SLO, and full budget
-again within 5 seconds of the rush's end; memory at most 1.2 x; less than 1 ms added at p50.
+0.0, 0.3, 1.0 and 2.0 points of accuracy; at 6 times refusals within 50 ms, accepted requests in the SLO, and full
+budget again within 5 seconds of the rush's end; memory at most 1.2 x; less than 1 ms added at p50.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ that line and exits with 2.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RheostatError(Exception):
     """Base of all errors that rheostat raises on purpose."""
@@ -60,6 +62,14 @@ class BusyError(RheostatError, RuntimeError):
     def __init__(self, message: str, retry_after_ms: float, *, refused: bool = True) -> None:
         super().__init__(message)
         self.retry_after_ms, self.refused = retry_after_ms, refused
+
+    def __reduce__(self) -> Any:
+        return _busy, (str(self), self.retry_after_ms, self.refused)
+
+
+def _busy(message: str, retry_after_ms: float, refused: bool) -> BusyError:
+    """Return an error that came from another process."""
+    return BusyError(message, retry_after_ms, refused=refused)
 
 
 def missing(package: str, extra: str) -> MissingDependencyError:

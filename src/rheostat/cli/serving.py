@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rheostat.budget import parse_budget
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
+from rheostat.errors import missing
 
 if TYPE_CHECKING:
     from rheostat.serve.load import LoadReport
@@ -25,6 +27,17 @@ def add_to(app: typer.Typer) -> None:
         name="bench-serve",
         epilog="Example: rheostat bench-serve http://127.0.0.1:8000 --data test.csv --slo-ms 50 --capacity",
     )(bench_serve)
+
+
+def needs_serving_extra() -> None:
+    """Say how to install what serving needs, before an import fails with a traceback.
+
+    Raises:
+        MissingDependencyError: something is not installed.
+    """
+    for package in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
+        if find_spec(package) is None:
+            raise missing(package, "serve")
 
 
 def serve(
@@ -54,12 +67,16 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="RHEOSTAT_API_KEY", help="What clients must send; best set as a variable.")
     ] = None,
+    ray_replicas: Annotated[
+        str | None, typer.Option(help="Run on Ray Serve with so many replicas, 2, or as many as load needs, 1-4.")
+    ] = None,
     log_level: Annotated[
         str, typer.Option(help="debug, info (a line a request), warning or error; JSON lines on stderr.")
     ] = "info",
 ) -> None:
     """Serve a bundle over HTTP: a budget per request, and less compute per request as load rises."""
-    from rheostat.serve.running import run_server
+    needs_serving_extra()
+    from rheostat.serve.running import run_server, set_up_logs
     from rheostat.serve.settings import ServeSettings
 
     settings = ServeSettings(
@@ -80,6 +97,12 @@ def serve(
         read_timeout_s=read_timeout_s,
         api_key=api_key,
     )
+    if ray_replicas is not None:
+        from rheostat.serve.on_ray import parse_replicas, run_on_ray
+
+        set_up_logs(log_level)
+        run_on_ray(settings, parse_replicas(ray_replicas), host=host, port=port)
+        return
     run_server(settings, host=host, port=port, log_level=log_level)
 
 

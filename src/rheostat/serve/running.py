@@ -10,7 +10,7 @@ import signal
 import socket
 from typing import Any
 
-from rheostat.errors import OptionError, missing
+from rheostat.errors import OptionError
 from rheostat.serve.settings import ServeSettings
 from rheostat.serve.telemetry import LOGGER, log_config
 
@@ -32,16 +32,12 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
         RheostatError: anything that keeps it from starting.
         OSError: the address is in use.
     """
-    try:
-        import uvicorn
+    import uvicorn
 
-        from rheostat.serve.app import create_app
-        from rheostat.serve.service import Service
-    except ImportError as error:
-        raise missing(error.name or "fastapi", "serve") from error
-    if log_level not in LOG_LEVELS:
-        raise OptionError(f"log_level must be one of {', '.join(LOG_LEVELS)}; got {log_level!r}. The default is info")
-    logging.config.dictConfig(log_config(log_level))
+    from rheostat.serve.app import create_app
+    from rheostat.serve.service import Service
+
+    set_up_logs(log_level)
     logger = logging.getLogger(LOGGER)
     service = Service(settings)
     with _bound(host, port) as listening:
@@ -93,6 +89,17 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
             for number, handler in before.items():
                 signal.signal(number, handler)
         logger.info("ended")
+
+
+def set_up_logs(level: str) -> None:
+    """Send logs to stderr as JSON lines.
+
+    Raises:
+        OptionError: unknown level.
+    """
+    if level not in LOG_LEVELS:
+        raise OptionError(f"log_level must be one of {', '.join(LOG_LEVELS)}; got {level!r}. The default is info")
+    logging.config.dictConfig(log_config(level))
 
 
 def _bound(host: str, port: int) -> socket.socket:
