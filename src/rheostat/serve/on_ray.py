@@ -1,7 +1,7 @@
 """The same application on Ray Serve: replicas and autoscaling are Ray's, and what a dead replica lost is asked again.
 
 Two deployments: ``front`` is the HTTP application, without a model; ``model`` is a :class:`Service` a replica, with
-its own queue and controller. Predictions may be repeated at will, so the front asks again what a dead replica was asked.
+its own queue and controller. Predictions may be repeated at will, so the front asks again where a replica died.
 """
 
 from __future__ import annotations

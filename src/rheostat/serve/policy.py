@@ -142,7 +142,7 @@ def adaptive(level: Level, load: Load, times: Times, tuning: Tuning = DEFAULT) -
 
 
 def fixed(level: Level, load: Load, times: Times) -> Level:
-    """Return the level unchanged: what other servers do, to compare with."""
+    """Return the level unchanged: what other servers do, to compare with, given the times of one budget alone."""
     return level
 
 
