@@ -243,6 +243,11 @@ def test_measuring_runs_every_cell_and_takes_medians() -> None:
     assert set(seen) == {(b, r, n) for b in (1.0, 0.5) for r in (1, 4) for n in (16, 64, 100)}
     assert found.ms(0.5, 4, 64) == pytest.approx(1000 * 0.5 * 4 * 64 / 1e5)
     assert found.source == "measured at the start"
+    measured_times(run, lambda: now[0], budgets=(1.0, 0.5), buckets=buckets_of(100), max_batch=300)
+    seen.clear()
+    long = measured_times(run, lambda: now[0], budgets=(1.0, 0.5), buckets=buckets_of(512), max_batch=8)
+    assert max(count * length for _, count, length in seen) <= 1024  # memory that no request needs is not taken
+    assert long.ms(0.5, 8, 512) == pytest.approx(1000 * 0.5 * 8 * 512 / 1e5) and len(long.steps[1.0, 512]) == 2
 
 
 def certificate(**changes: object) -> Certificate:

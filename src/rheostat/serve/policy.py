@@ -97,21 +97,22 @@ def finishes_ms(load: Load, times: Times, level: float) -> Iterator[tuple[Waitin
     Rows of one bucket and budget are counted as they will run, in common batches.
     """
     counts: dict[tuple[float, int], int] = {}
-    steps, most_rows, work = times.steps, times.max_batch, load.running_ms / max(load.pace, 1e-9)
+    steps, work = times.steps, load.running_ms / max(load.pace, 1e-9)
     for row in load.queue:
         key = (max(row.least, min(level, row.most)), row.bucket)
         count = counts.get(key, 0)
         counts[key] = count + 1
-        work += steps[key][count % most_rows]
+        adds = steps[key]
+        work += adds[count % len(adds)]
         yield row, work * load.pace / load.workers
 
 
 def offered(load: Load, times: Times, level: float) -> float:
     """Return the share of the workers' time that arriving rows need at a level; above 1 they can't keep up."""
-    needed = sum(
-        rate * times.ms(max(least, min(level, most)), times.max_batch, bucket) / times.max_batch
-        for (bucket, least, most), rate in load.arriving.items()
-    )
+    needed = 0.0
+    for (bucket, least, most), rate in load.arriving.items():
+        adds = times.steps[max(least, min(level, most)), bucket]
+        needed += rate * sum(adds) / len(adds)
     return needed * load.pace / (1000.0 * load.workers)
 
 
@@ -182,9 +183,10 @@ def own_ms(load: Load, times: Times, asked: Sequence[Waiting]) -> float:
     counts = Counter((row.least, row.bucket) for row in asked)
     work, longest = 0.0, 0.0
     for (least, bucket), rows in counts.items():
-        whole, rest = divmod(rows, times.max_batch)
-        work += sum(times.steps[least, bucket]) * whole + sum(times.steps[least, bucket][:rest])
-        longest = max(longest, times.ms(least, min(rows, times.max_batch), bucket))
+        adds = times.steps[least, bucket]
+        whole, rest = divmod(rows, len(adds))
+        work += sum(adds) * whole + sum(adds[:rest])
+        longest = max(longest, times.ms(least, min(rows, len(adds)), bucket))
     return max(longest, work / load.workers) * load.pace
 
 
@@ -209,8 +211,11 @@ def verdict_on(load: Load, times: Times, asked: Sequence[Waiting], *, max_queue:
         else:
             later_is_late = later_is_late or done + own > row.deadline_ms - load.now_ms
     # The last batch can't be shared out among the workers: it ends later than the work before it does on average.
-    size = min(before + rows, times.max_batch)
-    uneven = max(times.ms(row.least, size, row.bucket) for row in asked) * load.pace * (1 - 1 / load.workers)
+    uneven = (
+        max(times.ms(row.least, min(before + rows, times.most_rows(row.bucket)), row.bucket) for row in asked)
+        * load.pace
+        * (1 - 1 / load.workers)
+    )
     expected, left = ahead + own + (uneven if before else 0.0), due - load.now_ms
     if load.queue and len(load.queue) + rows > max_queue:
         return Verdict(False, expected, max(last, 1.0), "full")

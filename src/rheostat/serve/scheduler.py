@@ -200,9 +200,9 @@ class Scheduler:
         first = self._queue[0]
         left = first.deadline_ms - now_ms
         budget = self._budget_of(first, 1, left)
-        chosen = [first]
+        chosen, most = [first], min(share, self.times.most_rows(first.bucket))
         for row in self._queue[1:]:
-            if len(chosen) >= min(share, self.times.max_batch):
+            if len(chosen) >= most:
                 break
             size = len(chosen) + 1
             if row.bucket == first.bucket and self._budget_of(row, 1, row.deadline_ms - now_ms) == budget:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from rheostat.errors import OptionError
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 MEASURED_LENGTHS = (16, 64, 256)  # and the longest input
+BATCH_TOKENS = 1024  # of a batch of several rows: longer ones gain nothing from company, and memory grows with them
 REPEATS = 3
 RunOnce = Callable[[float, int, int], object]  # budget, rows, tokens
 Cell = tuple[float, int, int]  # the same, as a key
@@ -34,6 +36,15 @@ def buckets_of(max_length: int) -> tuple[int, ...]:
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
     """Return the bucket of an input of ``length`` tokens: the smallest that holds it."""
     return buckets[min(bisect_left(buckets, length), len(buckets) - 1)]
+
+
+def most_rows(length: int, max_batch: int) -> int:
+    """Return how many rows of a length may run together, at least one.
+
+    >>> most_rows(64, 8), most_rows(512, 8), most_rows(4096, 8)
+    (8, 2, 1)
+    """
+    return max(1, min(max_batch, BATCH_TOKENS // length))
 
 
 @dataclass(frozen=True)
@@ -61,13 +72,17 @@ class Times:
         """Return the milliseconds of one batch."""
         return self.cells[budget, rows, bucket]
 
+    def most_rows(self, bucket: int) -> int:
+        """Return how many rows of a bucket may run together."""
+        return most_rows(bucket, self.max_batch)
+
     @cached_property
     def steps(self) -> Mapping[tuple[float, int], tuple[float, ...]]:
         """Return what each further row of a batch adds, in milliseconds, by (budget, bucket)."""
         return {
             (budget, bucket): tuple(
                 self.cells[budget, rows, bucket] - (self.cells[budget, rows - 1, bucket] if rows > 1 else 0.0)
-                for rows in range(1, self.max_batch + 1)
+                for rows in range(1, self.most_rows(bucket) + 1)
             )
             for budget in self.budgets
             for bucket in self.buckets
@@ -179,6 +194,8 @@ def measured_times(
 ) -> Times:
     """Measure a small table: the median of three runs a cell after one to warm up, budgets in turns.
 
+    Large batches of long inputs never run, and are put down in proportion to those of shorter ones.
+
     Args:
         run: Runs one batch of made-up tokens; called with (budget, rows, tokens).
         clock: Seconds.
@@ -188,8 +205,8 @@ def measured_times(
     """
     lengths = sorted({n for n in (*MEASURED_LENGTHS, buckets[-1]) if n <= buckets[-1]})
     measured: dict[Cell, float] = {}
-    for rows in sorted({1, max_batch}):
-        for length in lengths:
+    for rows, length in product(sorted({1, most_rows(lengths[0], max_batch)}), lengths):
+        if rows <= most_rows(length, max_batch):
             taken: dict[float, list[float]] = {budget: [] for budget in budgets}
             for turn in range(REPEATS + 1):
                 for budget in budgets:
@@ -198,5 +215,10 @@ def measured_times(
                     if turn:
                         taken[budget].append(1000.0 * (clock() - start))
             measured |= {(budget, rows, length): statistics.median(found) for budget, found in taken.items()}
+        else:
+            short = max(n for n in lengths if (budgets[0], rows, n) in measured)
+            for budget in budgets:
+                ratio = measured[budget, rows, short] / measured[budget, 1, short]
+                measured[budget, rows, length] = measured[budget, 1, length] * ratio
     source = "measured at the start"
     return times_from(measured, buckets=buckets, max_batch=max_batch, source=source, budgets=budgets)
