@@ -11,7 +11,7 @@ from rheostat.testing import CHECKS
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["method.md"])
+@pytest.mark.parametrize("page", ["method.md", "serving.md"])
 def test_the_examples_of_a_page_run(page: str) -> None:
     failures, tried = doctest.testfile(
         str(DOCS / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE

@@ -23,7 +23,7 @@ LAYERS = (
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},
     {"certify", "compare", "demo_assets", "testing"},
-    {"page", "reproduce"},
+    {"page", "reproduce", "serve"},
     {"__main__", "cli"},
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -21,6 +21,7 @@ from rheostat.cli import (
     ordering,
     reporting,
     reproducing,
+    serving,
     training,
 )
 from rheostat.errors import RheostatError
@@ -109,6 +110,7 @@ ordering.add_to(app)
 checkpoints.add_to(app)
 certifying.add_to(app)
 exporting.add_to(app)
+serving.add_to(app)
 reporting.add_to(app)
 comparing.add_to(app)
 reproducing.add_to(app)
