@@ -212,6 +212,11 @@ class BudgetedModel(
         """Where the weights are."""
         return next(self.base.parameters()).device
 
+    @property
+    def usual_length(self) -> int:
+        """The S that a share of MACs is exact at, or is meant at where the cost does not depend on it."""
+        return self.costs.sequence_length or self.spec.usual_length(self.config)
+
     def params_table(self) -> CostTable:
         """Return parameters in closed form."""
         return self.spec.params(self.shape, self.base)
@@ -329,6 +334,28 @@ class BudgetedModel(
                 f"inputs must be those of {type(self.base).__name__}; got {', '.join(unknown)}, which it would ignore"
             )
 
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *, budget: float = 1.0, **options: Any) -> Any:
+        """Continue tokens (B, S) at a budget; what transformers' ``generate`` takes and returns.
+
+        Raises:
+            BudgetError: see :meth:`subnet`.
+            OptionError: the base model is no decoder with a vocabulary.
+        """
+        can_generate = getattr(self.base, "can_generate", None)
+        if can_generate is None or not can_generate():
+            raise OptionError(
+                f"model must have a causal language head to generate; got {type(self.base).__name__}. "
+                "Load one with transformers.AutoModelForCausalLM"
+            )
+        was_training = self.training
+        self.eval()
+        try:
+            view: Any = self.at(budget)
+            return view.generate(inputs, **options)
+        finally:
+            self.train(was_training)
+
     def predict(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32
     ) -> list[Prediction]:
@@ -391,7 +418,7 @@ class BudgetedModel(
 
         The model computes the same at budget 1 up to float rounding. Gates move with their units.
         """
-        permute(self.base, self.spec, self.shape.head_dim, arrangement.positions)
+        permute(self.base, self.spec, self.shape.width("head"), arrangement.positions)
         self.gates.rearrange(arrangement.source)
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
@@ -406,7 +433,7 @@ class BudgetedModel(
             onset: (units, scores (U,), costs) -> (U,): ranks the units, smaller = earlier.
         """
         ranking = importance.neuron_ranking()
-        permute(self.base, self.spec, self.shape.head_dim, ranking)
+        permute(self.base, self.spec, self.shape.width("head"), ranking)
         self.stored = self.stored.then(ranking)
         importance = importance.moved(ranking)
         units = sorted(self.order.units, key=lambda u: (u.layer, KINDS.index(u.kind), u.start))
@@ -414,7 +441,7 @@ class BudgetedModel(
         arrangement = arrange(
             self.shape, self.costs, units, onset(units, scores, self.costs), importance=scores, minimum=self.minimum
         )
-        permute(self.base, self.spec, self.shape.head_dim, arrangement.positions)
+        permute(self.base, self.spec, self.shape.width("head"), arrangement.positions)
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
         self.project_gates()
@@ -513,7 +540,7 @@ def wrap(
     model: nn.Module,
     *,
     cost: str | CostTable = "macs",
-    sequence_length: int = 128,
+    sequence_length: int | None = None,
     order: Importance | Literal["uniform"] = "uniform",
     neuron_block: int = 32,
     min_heads_per_layer: int | None = None,
@@ -528,7 +555,8 @@ def wrap(
         model: A full-size model of a known family; it becomes ``.base`` and is not copied.
         cost: What a budget is a share of: ``macs``, ``heads`` (the paper: heads only, neurons all stay), or the table
             of a certificate: time (:meth:`rheostat.certify.LatencyModel.costs`).
-        sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length.
+        sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length. By default 128, or what
+            the images of the model have.
         order: ``uniform`` keeps the same share of every layer and moves nothing, so that budget 1.0 stays exactly
             the base model; an :class:`~rheostat.importance.Importance` sorts heads and neurons **in place**.
         neuron_block: Neurons a unit; kept widths are multiples of it.
@@ -544,6 +572,8 @@ def wrap(
     """
     spec = find_spec(model)
     shape = spec.shape(model)
+    if sequence_length is None:
+        sequence_length = spec.usual_length(model.config)
     costs = cost if isinstance(cost, CostTable) else spec.costs(cost, shape, model, sequence_length)
     if len(costs.per_head) != len(shape.layers):
         raise OptionError(

@@ -70,7 +70,7 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
         if spec.prepare is None:
             base.save_pretrained(folder)
         else:
-            restored(base, spec, parts.order.shape.head_dim, parts.stored).save_pretrained(folder)  # type: ignore[operator]
+            restored(base, spec, parts.order.shape.width("head"), parts.stored).save_pretrained(folder)  # type: ignore[operator]
     save_file({name: tensor.contiguous() for name, tensor in parts.gates.state_dict().items()}, folder / GATES_FILE)
     if parts.tokenizer is not None:
         parts.tokenizer.save_pretrained(folder)
@@ -99,7 +99,7 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
     spec = find_spec(base)
     if spec.prepare is not None:
         spec.prepare(base)
-        permute(base, spec, order.shape.head_dim, stored)
+        permute(base, spec, order.shape.width("head"), stored)
     return BudgetedParts(
         base=base,
         order=order,

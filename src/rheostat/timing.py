@@ -102,7 +102,7 @@ def operating_points(
     MACs are per sequence of the cost model's length, or of 128 tokens where it has none.
     """
     by_budget = {quality.budget: quality for quality in qualities}
-    macs = model.macs_table(model.costs.sequence_length or 128)
+    macs = model.macs_table(model.usual_length)
     params = model.params_table()
     points = []
     for budget in budgets:

@@ -115,7 +115,7 @@ def _budgets(model: BudgetedModel, fit: Fit | None) -> list[dict[str, Any]]:
     lengths = range(order.required, len(order.units) + 1)
     every = max(1, -(-len(lengths) // STEPS))
     chosen = sorted({*lengths[::every], lengths[-1], *(order.length(r["budget"]) for r in model.info.evaluation)})
-    macs, params = model.macs_table(model.costs.sequence_length or 128), model.params_table()
+    macs, params = model.macs_table(model.usual_length), model.params_table()
     found = []
     for length in chosen:
         subnet = order.subnet_of_length(length)
