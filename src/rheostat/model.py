@@ -19,7 +19,7 @@ from rheostat.architectures import ArchitectureSpec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
 from rheostat.cost import LATENCY, CostTable
-from rheostat.data import with_inputs_of
+from rheostat.data import with_inputs_of, with_padding
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
 from rheostat.families import find_spec
 from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
@@ -216,6 +216,15 @@ class BudgetedModel(
     def usual_length(self) -> int:
         """The S that a share of MACs is exact at, or is meant at where the cost does not depend on it."""
         return self.costs.sequence_length or self.spec.usual_length(self.config)
+
+    @property
+    def vocabulary_share(self) -> float:
+        """Share of the full model's MACs that the projection to a vocabulary takes, which no budget removes; else 0."""
+        projection = cast(Any, self.base).get_output_embeddings()
+        if projection is None:
+            return 0.0
+        macs = self.macs_table(self.usual_length)
+        return float(projection.weight.numel() * self.usual_length / macs.total(Subnet.full(self.shape)))
 
     def params_table(self) -> CostTable:
         """Return parameters in closed form."""
@@ -552,7 +561,8 @@ def wrap(
     """Put a supported Hugging Face model under a budget.
 
     Args:
-        model: A full-size model of a known family; it becomes ``.base`` and is not copied.
+        model: A full-size model of a known family; it becomes ``.base`` and is not copied. A decoder whose config has
+            no padding token gets the tokenizer's, or the one that ends a text.
         cost: What a budget is a share of: ``macs``, ``heads`` (the paper: heads only, neurons all stay), or the table
             of a certificate: time (:meth:`rheostat.certify.LatencyModel.costs`).
         sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length. By default 128, or what
@@ -567,11 +577,14 @@ def wrap(
         tokenizer: For :meth:`BudgetedModel.predict`; saved with the checkpoint.
 
     Raises:
-        UnsupportedModelError: a family that is not known, a decoder, or a model that was changed.
+        UnsupportedModelError: a family that is not known, an encoder-decoder, or a model that was changed.
         OptionError: an option with a value that can't be used.
     """
     spec = find_spec(model)
     shape = spec.shape(model)
+    if spec.causal:
+        tokenizer = with_padding(tokenizer)
+        _choose_padding(cast(Any, model).config, tokenizer)
     if sequence_length is None:
         sequence_length = spec.usual_length(model.config)
     costs = cost if isinstance(cost, CostTable) else spec.costs(cost, shape, model, sequence_length)
@@ -606,6 +619,14 @@ def wrap(
     elif order != "uniform":
         raise OptionError(f"order must be 'uniform' or an Importance; got {order!r}. See rheostat.importance")
     return budgeted
+
+
+def _choose_padding(config: Any, tokenizer: Any) -> None:
+    """Give a decoder's config a padding token if it has none: its classifier must know where a text ends."""
+    if config.pad_token_id is None:
+        ends = config.eos_token_id
+        end = ends[0] if isinstance(ends, list) else ends
+        config.pad_token_id = end if tokenizer is None else tokenizer.pad_token_id
 
 
 def load(path: str | os.PathLike[str], **kwargs: Any) -> Any:

@@ -12,8 +12,19 @@ from safetensors import SafetensorError
 
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
-from rheostat.data import Collator, Corpus, class_weights, token_limit, tokenize, with_inputs_of
-from rheostat.errors import CheckpointError, DataError
+from rheostat.data import (
+    CAUSAL_LM,
+    Collator,
+    Corpus,
+    class_weights,
+    pack_blocks,
+    token_limit,
+    tokenize,
+    with_inputs_of,
+    with_padding,
+)
+from rheostat.errors import CheckpointError, DataError, UnsupportedModelError
+from rheostat.families import check_model_type
 from rheostat.recipe import TrainOptions
 from rheostat.saving import quiet_transformers
 
@@ -42,7 +53,12 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         raise DataError(
             "task must be single-label or multi-label to train; got regression. Use labels that are classes"
         )
+    check_reads_texts(config)
     tokenizer = with_inputs_of(load_tokenizer_of(model_name), config)
+    if check_model_type(config).causal:
+        tokenizer = with_padding(tokenizer)
+    if corpus.task == CAUSAL_LM:
+        return _prepare_blocks(corpus, tokenizer, config, options)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
@@ -65,6 +81,50 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         info=CheckpointInfo(corpus.task, labels, length, training={"seed": options.seed}),
         median_length=int(tokens["train"].median_length),
         class_weights=tuple(class_weights(encoded, len(labels)).tolist()) if weighted else None,
+    )
+
+
+def check_reads_texts(config: Any) -> None:
+    """Refuse a model that reads something else.
+
+    Raises:
+        UnsupportedModelError: it reads images.
+    """
+    if check_model_type(config).image_tokens is not None:
+        raise UnsupportedModelError(
+            f"model must read texts here; got {config.model_type}, which reads images. Train it with "
+            "rheostat.images.train_images"
+        )
+
+
+BLOCK_TOKENS = 128  # of causal-lm where nothing is said: what a model takes would be a few slow steps
+
+
+def _prepare_blocks(corpus: Corpus, tokenizer: Any, config: Any, options: TrainOptions) -> Prepared:
+    """Pack all parts of a corpus into blocks for a causal language model.
+
+    Raises:
+        DataError: an encoder, or too few texts.
+    """
+    if not check_model_type(config).causal:
+        raise DataError(
+            f"task {CAUSAL_LM} must have a decoder, GPT-2 or Llama for example; got a {config.model_type} model. "
+            "Give another model, or data with labels"
+        )
+    length = min(options.max_length or BLOCK_TOKENS, token_limit(tokenizer, config))
+    parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
+    blocks = {name: pack_blocks(part, tokenizer, length) for name, part in parts.items() if part is not None}
+    for name, part in blocks.items():
+        stderr.print(f"- {name}: {len(part):,} blocks of {length} tokens", markup=False, soft_wrap=True)
+    return Prepared(
+        train=blocks["train"],
+        validation=blocks["validation"],
+        test=blocks.get("test"),
+        collator=Collator(tokenizer),
+        tokenizer=tokenizer,
+        info=CheckpointInfo(CAUSAL_LM, (), length, training={"seed": options.seed}),
+        median_length=length,
+        class_weights=None,
     )
 
 
@@ -115,19 +175,26 @@ def load_tokenizer_of(model_name: str) -> Any:
 def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool) -> Any:
     """Return the encoder with a classifier for the labels, in float32; only the head may be new, if it is trained.
 
+    For causal-lm: the decoder with the projection to its vocabulary, nothing of it new.
+
     Raises:
         CheckpointError: a weight is missing or unreadable, or the model has a classifier of another size.
     """
     names = dict(enumerate(info.labels))
-    problem = "multi_label_classification" if info.task == "multi-label" else "single_label_classification"
+    auto: Any = transformers.AutoModelForSequenceClassification
+    head: dict[str, Any] = {
+        "num_labels": len(names),
+        "id2label": names,
+        "label2id": {name: i for i, name in names.items()},
+        "problem_type": "multi_label_classification" if info.task == "multi-label" else "single_label_classification",
+    }
+    if info.task == CAUSAL_LM:
+        auto, head, head_is_trained = transformers.AutoModelForCausalLM, {}, False
     try:
         with quiet_transformers():
-            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model, report = auto.from_pretrained(
                 model_name,
-                num_labels=len(names),
-                id2label=names,
-                label2id={name: i for i, name in names.items()},
-                problem_type=problem,
+                **head,
                 dtype=torch.float32,
                 output_loading_info=True,
                 trust_remote_code=False,
@@ -151,6 +218,8 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
     lost = [name for name in missing if name.startswith(prefix) and ".pooler." not in name]
     if lost:
         raise CheckpointError(f"model must hold all encoder weights; {model_name!r} lacks {', '.join(lost[:5])}")
+    if missing and info.task == CAUSAL_LM:
+        raise CheckpointError(f"model must hold all weights of its language head; {model_name!r} lacks {missing[:5]}")
     if missing and not head_is_trained:
         raise CheckpointError(
             f"model must be fine-tuned already to train with warm_epochs 0; {model_name!r} lacks "

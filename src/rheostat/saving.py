@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
+from rheostat.data import CAUSAL_LM
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.families import check_model_type, find_spec
 from rheostat.gates import Gates
@@ -273,6 +274,10 @@ def card_table(info: CheckpointInfo) -> str:
     """Return the evaluation table as Markdown, or an empty text."""
     if not info.evaluation:
         return ""
+    if info.task == CAUSAL_LM:
+        lines = [f"| {r['budget']:g} | {r['perplexity']:.2f} |" for r in info.evaluation]
+        tokens = info.evaluation[0].get("tokens")
+        return "\n".join([f"Validation tokens: {tokens}.", "", "| budget | perplexity |", "| --- | --- |", *lines])
     rows = [f"| {r['budget']:g} | {r['accuracy']:.4f} | {r['macro_f1']:.4f} |" for r in info.evaluation]
     rows_in = info.evaluation[0].get("rows")
     head = [f"Validation rows: {rows_in}.", "", "| budget | accuracy | macro F1 |", "| --- | --- | --- |"]
