@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from rheostat import families, testing
 from rheostat.architectures import ArchitectureSpec
 from rheostat.errors import OptionError, UnsupportedModelError
 from rheostat.families import BERT_LAYOUT, DEBERTA_V2, MODERNBERT
-from rheostat.testing import CHECKS, check_architecture, tiny_config
+from rheostat.testing import check_architecture, checks_of, families_table, tiny_config
 
 NOT_EXPORTED = {"roberta", "electra", "mistral", "qwen2", "llama with biases"}  # as another of the same layout is
-CASES = [(name, check) for name in CONFIGS for check in CHECKS if check != "export" or name not in NOT_EXPORTED]
+CASES = [
+    (name, check)
+    for name, (spec, _, _) in CONFIGS.items()
+    for check in checks_of(spec)
+    if check != "export" or name not in NOT_EXPORTED
+]
 
 
 @pytest.mark.parametrize(("name", "check"), CASES)
@@ -72,3 +78,10 @@ def test_what_cannot_be_checked_is_refused() -> None:
         check_architecture(BERT_LAYOUT, tiny_config(BERT_LAYOUT, num_hidden_layers=2))
     with pytest.raises(OptionError, match="registered one of 'bert'"):
         check_architecture(replace(BERT_LAYOUT))
+
+
+def test_the_readme_lists_the_families_that_keep_the_contract() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    assert readme.split("<!-- families -->\n")[1].split("<!-- /families -->")[0] == families_table()
+    listed = {name for spec, _, _ in CONFIGS.values() for name in spec.model_types}
+    assert listed == set(families.known_model_types())

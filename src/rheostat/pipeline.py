@@ -20,15 +20,17 @@ from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending, reachable
 from rheostat.calibration import fit_temperatures
 from rheostat.checkpoint import check_replaceable
 from rheostat.console import is_main_process, stderr
-from rheostat.data import CAUSAL_LM, ReadOptions, length_buckets, read_corpus
+from rheostat.data import CAUSAL_LM, ReadOptions, length_buckets, read_corpus, read_images
+from rheostat.data.images import check_image_options
 from rheostat.evaluation import budget_logits, grid_logits, score_budgets
+from rheostat.families import check_model_type
 from rheostat.importance import gradient_importance
 from rheostat.language import perplexities
 from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import BudgetedModel, Selection, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
-from rheostat.preparing import Prepared, load_encoder, prepare
+from rheostat.preparing import Prepared, load_encoder, prepare, prepare_images
 from rheostat.quality import score
 from rheostat.recipe import TrainOptions
 from rheostat.report import OperatingPoint, latency_conditions
@@ -97,7 +99,8 @@ def train(
 
     Args:
         model_name: Folder or Hub name of a Hugging Face encoder, or of a decoder; of a decoder for causal-lm.
-        data: A file, a folder with train / validation / test files, or a Hub data set.
+        data: A file, a folder with train / validation / test files, or a Hub data set; for a model that reads images
+            see :func:`rheostat.data.images.read_images`.
         out: Folder of the checkpoint; replaced only when the new one is complete.
         options: What decides the result.
         read_options: How ``data`` is read.
@@ -125,11 +128,7 @@ def train(
         "read": asdict(read_options or ReadOptions()),
     }
     work = Work(out, key, restart=restart)
-    corpus = read_corpus(data, read_options or ReadOptions(seed=options.seed))
-    for note in corpus.notes:
-        stderr.print(f"- {note}", markup=False, soft_wrap=True)
-    transformers.set_seed(options.seed)
-    rows = prepare(corpus, model_name, config, options)
+    rows = _read(data, model_name, config, options, read_options or ReadOptions(seed=options.seed))
     work.open()
     model = _warm(work, model_name, rows, options)
     if options.distills and rows.info.task != CAUSAL_LM:
@@ -142,6 +141,18 @@ def train(
     reading = autocast(read_precision, model.device)
     measured = (batch, threads) if measure_latency else None
     return _finish(work, model, rows, options, out, reading=reading, measured=measured)
+
+
+def _read(data: str, model_name: str, config: Any, options: TrainOptions, read_options: ReadOptions) -> Prepared:
+    """Read texts or images, whatever the model takes, say what was found, and seed everything random."""
+    images = check_model_type(config).image_tokens is not None
+    if images:
+        check_image_options(read_options)
+    corpus: Any = (read_images if images else read_corpus)(data, read_options)
+    for note in corpus.notes:
+        stderr.print(f"- {note}", markup=False, soft_wrap=True)
+    transformers.set_seed(options.seed)
+    return (prepare_images if images else prepare)(corpus, model_name, config, options)
 
 
 def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) -> BudgetedModel:

@@ -10,12 +10,16 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from rheostat.architectures import image_shape
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
 from rheostat.data import (
     CAUSAL_LM,
     Collator,
     Corpus,
+    PixelCollator,
+    Pixels,
+    ReadOptions,
     class_weights,
     pack_blocks,
     token_limit,
@@ -23,10 +27,12 @@ from rheostat.data import (
     with_inputs_of,
     with_padding,
 )
+from rheostat.data.images import ImageCorpus, check_image_options, encoded_images, read_image_part
 from rheostat.errors import CheckpointError, DataError, UnsupportedModelError
 from rheostat.families import check_model_type
+from rheostat.model import BudgetedModel
 from rheostat.recipe import TrainOptions
-from rheostat.saving import quiet_transformers
+from rheostat.saving import load_config, quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Prepared:
     train: Any
     validation: Any
     test: Any
-    collator: Collator
+    collator: Collator | PixelCollator
     tokenizer: Any
     info: CheckpointInfo
     median_length: int
@@ -84,6 +90,42 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     )
 
 
+def prepare_images(corpus: ImageCorpus, model_name: str, config: Any, options: TrainOptions) -> Prepared:
+    """Encode the labels of all parts of images for a model; pixels are made a batch at a time."""
+    tokens = check_model_type(config).usual_length(config)
+    labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
+    pixels = Pixels.of(image_shape(config), model_name)
+    parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
+    rows = {name: encoded_images(part, labels, tokens) for name, part in parts.items() if part is not None}
+    weighted = class_weights(np.asarray(rows["train"]["labels"]), len(labels)).tolist()
+    return Prepared(
+        train=rows["train"],
+        validation=rows["validation"],
+        test=rows.get("test"),
+        collator=PixelCollator(pixels),
+        tokenizer=None,
+        info=CheckpointInfo("single-label", labels, None, training={"seed": options.seed, "pixels": pixels.to_json()}),
+        median_length=tokens,
+        class_weights=tuple(weighted) if options.class_weighting else None,
+    )
+
+
+def read_labelled_images(model: BudgetedModel, data: str, options: ReadOptions) -> tuple[Any, PixelCollator]:
+    """Return the labelled images of one part (the only one, or the test part) for a checkpoint, and their collator.
+
+    Raises:
+        DataError: labels that the model does not know.
+    """
+    check_image_options(options)
+    rows = read_image_part(data, options)
+    unknown = sorted(set(rows["label"]) - set(model.info.labels))
+    if unknown:
+        raise DataError(f"{data}: labels must be those of the model, {list(model.info.labels)}; got {unknown[:10]!r}")
+    saved = model.info.training.get("pixels")
+    pixels = Pixels.of(image_shape(model.config)) if saved is None else Pixels.from_json(saved)
+    return encoded_images(rows, model.info.labels, model.usual_length), PixelCollator(pixels)
+
+
 def check_reads_texts(config: Any) -> None:
     """Refuse a model that reads something else.
 
@@ -92,8 +134,7 @@ def check_reads_texts(config: Any) -> None:
     """
     if check_model_type(config).image_tokens is not None:
         raise UnsupportedModelError(
-            f"model must read texts here; got {config.model_type}, which reads images. Train it with "
-            "rheostat.images.train_images"
+            f"model must read texts here; got {config.model_type}, which reads images. Give an encoder of texts"
         )
 
 
@@ -128,7 +169,7 @@ def _prepare_blocks(corpus: Corpus, tokenizer: Any, config: Any, options: TrainO
     )
 
 
-def training_rows(corpus: Corpus, options: TrainOptions) -> Any:
+def training_rows(corpus: Corpus | ImageCorpus, options: TrainOptions) -> Any:
     """Return the rows to train on: all, or ``max_train_rows`` of them in their order."""
     count = len(corpus.train)
     if options.max_train_rows is None or options.max_train_rows >= count:
@@ -181,7 +222,10 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
         CheckpointError: a weight is missing or unreadable, or the model has a classifier of another size.
     """
     names = dict(enumerate(info.labels))
-    auto: Any = transformers.AutoModelForSequenceClassification
+    images = check_model_type(load_config(model_name)).image_tokens is not None
+    auto: Any = (
+        transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
+    )
     head: dict[str, Any] = {
         "num_labels": len(names),
         "id2label": names,

@@ -23,7 +23,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from rheostat.architectures import ArchitectureSpec, image_shape
 from rheostat.errors import OptionError
-from rheostat.families import find_spec
+from rheostat.families import check_model_type, find_spec, known_model_types
 from rheostat.importance import Importance
 from rheostat.materialize import materialize
 from rheostat.model import BudgetedModel, load, wrap
@@ -32,6 +32,7 @@ from rheostat.subnet import ModelShape, Subnet
 aten = torch.ops.aten
 LAYERS, HEADS, HEAD_DIM, NEURONS, HIDDEN, VOCABULARY, LENGTH = 3, 3, 8, 40, 24, 40, 9
 FORMS_AGREE = 1e-5  # float32
+ATTENTIONS = ("eager", "sdpa")
 
 
 def tiny_config(spec: ArchitectureSpec, model_type: str | None = None, **changes: Any) -> PreTrainedConfig:
@@ -204,24 +205,21 @@ def check_architecture(
         spec: The family; :func:`rheostat.families.register` it first.
         config: Of a model with 3 layers, 3 heads of width 8 (or 3 key/value heads) and 40 neurons, 40 tokens and
             3 labels; by default :func:`tiny_config`.
-        only: Names in :data:`CHECKS`; by default all of them.
+        only: Names in :data:`CHECKS`; by default those of :func:`checks_of`.
 
     Raises:
         AssertionError: what does not hold, where.
         OptionError: an unknown check, another size, or a spec that is not registered.
     """
-    names = tuple(CHECKS) if only is None else tuple(only)
+    names = checks_of(spec) if only is None else tuple(only)
     unknown = sorted(set(names) - set(CHECKS))
     if unknown:
         raise OptionError(f"only must hold names among {', '.join(CHECKS)}; got {', '.join(unknown)}")
     chosen = tiny_config(spec) if config is None else config
     with torch.random.fork_rng(devices=[]):
-        for attention in ("eager", "sdpa"):
-            try:
-                case = Case(spec, chosen, attention)
-            except ValueError as error:  # as transformers says that a family has no such attention
-                if attention == "eager" or "attention implementation" not in str(error).lower():
-                    raise
+        for attention in ATTENTIONS:
+            case = _case(spec, chosen, attention)
+            if case is None:
                 continue
             if find_spec(case.base) is not spec:
                 raise OptionError(f"spec must be the registered one of {case.base.config.model_type!r}; it is another")
@@ -233,6 +231,47 @@ def check_architecture(
                     CHECKS[name](case)
                 except AssertionError as error:
                     raise AssertionError(f"{chosen.model_type}, {attention}, {name}: {error}") from None
+
+
+def checks_of(spec: ArchitectureSpec) -> tuple[str, ...]:
+    """Return the names of the checks that say something about a family."""
+    return tuple(name for name in CHECKS if spec.causal or name != "generation")
+
+
+def families_table() -> str:
+    """Return what is supported, a registered family a line, as a Markdown table."""
+    specs = {id(spec): spec for spec in map(_spec_of, known_model_types())}.values()
+    header = ("`config.model_type`", "reads", "a head is", "neurons", "attention", "checks")
+    lines = [f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
+    return "\n".join([*lines, *(_family_line(spec) for spec in specs)]) + "\n"
+
+
+def _spec_of(model_type: str) -> ArchitectureSpec:
+    return check_model_type(transformers.AutoConfig.for_model(model_type))
+
+
+def _family_line(spec: ArchitectureSpec) -> str:
+    config = tiny_config(spec)
+    inputs = len(spec.feed_forward.inputs) * spec.feed_forward.stacked
+    cells = (
+        ", ".join(f"`{name}`" for name in sorted(spec.model_types)),
+        "images" if spec.image_tokens is not None else "texts, and writes them" if spec.causal else "texts",
+        "a key/value head with its query heads" if hasattr(config, "num_key_value_heads") else "a head",
+        "gated" if inputs > 1 else "plain",
+        ", ".join(name for name in ATTENTIONS if _case(spec, config, name) is not None),
+        str(len(checks_of(spec))),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _case(spec: ArchitectureSpec, config: PreTrainedConfig, attention: str) -> Case | None:
+    """Return a model with an implementation of attention, or None if the family has no such."""
+    try:
+        return Case(spec, config, attention)
+    except ValueError as error:  # as transformers says it
+        if attention == "eager" or "attention implementation" not in str(error).lower():
+            raise
+        return None
 
 
 def _require(holds: object, message: str) -> None:

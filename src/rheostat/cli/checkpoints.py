@@ -50,7 +50,7 @@ def evaluate(
 ) -> None:
     """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval.
 
-    A language model reads texts alone, and its budgets get a perplexity.
+    A language model reads texts alone, and its budgets get a perplexity; a vision model reads images.
     """
     asked = parse_budgets(budgets)
     if form not in EVALUATED_FORMS:
@@ -62,16 +62,23 @@ def evaluate(
     from rheostat.data import CAUSAL_LM, Collator, pack_blocks, read_rows, tokenize
     from rheostat.evaluation import evaluate_budgets
     from rheostat.language import perplexities
+    from rheostat.preparing import read_labelled_images
     from rheostat.timing import operating_points, vocabulary_note
 
     task = model.info.task or "single-label"
+    form_chosen: Any = form
+    if model.spec.image_tokens is not None:
+        labelled, collator = read_labelled_images(model, data, read())
+        qualities = evaluate_budgets(model, labelled, collator, asked, form=form_chosen)
+        conditions = {"data": Path(data).name, "images": len(labelled), "form": form}
+        _print_points(operating_points(model, asked, qualities=qualities), conditions, as_json=as_json)
+        return
     rows, notes = read_rows(data, read(task=task))
     for note in notes:
         stderr.print(f"- {note}", markup=False, soft_wrap=True)
     if model.tokenizer is None:
         raise OptionError(f"{folder!r} must hold a tokenizer to read texts; it does not. Save the checkpoint with one")
     length = model.info.max_length or model.tokenizer.model_max_length
-    form_chosen: Any = form
     conditions = {"data": Path(data).name, "rows": len(rows), "form": form}
     if task == CAUSAL_LM:
         blocks = pack_blocks(rows, model.tokenizer, length)

@@ -6,6 +6,7 @@ from rheostat.data.batches import Collator, class_weights, length_buckets
 from rheostat.data.blocks import pack_blocks, with_padding
 from rheostat.data.corpus import Corpus, read_corpus
 from rheostat.data.describe import DataReport, describe
+from rheostat.data.images import PixelCollator, Pixels, read_images
 from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION, SINGLE_LABEL, TASKS, ReadOptions
 from rheostat.data.rows import read_rows
 from rheostat.data.tasks import encode_labels
@@ -20,6 +21,8 @@ __all__ = [
     "Collator",
     "Corpus",
     "DataReport",
+    "PixelCollator",
+    "Pixels",
     "ReadOptions",
     "TokenizedRows",
     "class_weights",
@@ -28,6 +31,7 @@ __all__ = [
     "length_buckets",
     "pack_blocks",
     "read_corpus",
+    "read_images",
     "read_rows",
     "token_limit",
     "tokenize",

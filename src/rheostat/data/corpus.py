@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import datasets
 
 SPLITS = ("train", "validation", "test")
-_SPLIT_NAMES = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -198,7 +198,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     known = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in FORMATS]
     for path in known:
         match = _SHARD.match(path.stem.lower())
-        split = _SPLIT_NAMES.get(match["split"]) if match else None
+        split = SPLIT_NAMES.get(match["split"]) if match else None
         if split is not None:
             files.setdefault(split, []).append(path)
     if "train" not in files:
@@ -231,7 +231,7 @@ def hub_sources(name: str, options: ReadOptions) -> dict[str, list[RowSource]]:
         ) from error
     found: dict[str, list[RowSource]] = {}
     for split, dataset in loaded.items():
-        known = _SPLIT_NAMES.get(split)
+        known = SPLIT_NAMES.get(split)
         if known is not None and known not in found:
             found[known] = [HubSource(dataset, options, f"{name} ({split})")]
     if "train" not in found:
