@@ -98,6 +98,19 @@ def test_generation_at_a_budget(family: str, tmp_path: Path) -> None:
         rheostat.wrap(make_model(family)).generate(**prompt)
 
 
+@pytest.mark.parametrize("family", LANGUAGE)
+def test_a_materialized_decoder_can_be_trained_on(family: str) -> None:  # C28
+    model, inputs = language_model(family), make_inputs("none")
+    small = model.materialize(subnet=Subnet.prefix(model.shape, [1, 3, 2], [16, 40, 8])).train()
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in small.named_parameters()}
+    small(**inputs, labels=inputs["input_ids"]).loss.backward()
+    optimizer.step()
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in small.parameters()}
+    assert all(not torch.equal(parameter, before[name]) for name, parameter in small.named_parameters())
+
+
 def test_generation_keeps_the_mode_of_the_model() -> None:
     model = language_model("gpt2").train()
     model.generate(**make_inputs(batch=1, length=3), budget=0.7, max_new_tokens=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -147,7 +147,9 @@ def budget_loss(
     if not budgets:
         raise OptionError("budgets must not be empty; got none. Pass for example budgets=(1.0, 0.5)")
     teacher = batch.get("teacher_logits") if teacher_logits is None else teacher_logits
-    inputs = model_inputs(batch)
+    inputs: dict[str, Any] = dict(model_inputs(batch))
+    if model.spec.causal:
+        inputs["use_cache"] = False  # the keys and values of a step are of no use to another
     losses = [
         mixed_loss(
             model(**inputs, budget=budget, form=form).logits,
