@@ -83,7 +83,6 @@ def run(name: str, rows: int, epochs: float) -> dict[str, Any]:
         result = train(str(folder / "model"), data, folder / "out", options, read_options=read, measure_latency=False)
         model = load(result.folder)
         prompt = dict(model.tokenizer("From: the moderator\nSubject:", return_tensors="pt"))
-        prompt.pop("token_type_ids", None)
         same = {}
         for budget in BUDGETS:
             views = (model.at(budget), model.materialize(budget))

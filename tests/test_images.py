@@ -23,6 +23,8 @@ from rheostat.cli.app import app
 from rheostat.compare import compare
 from rheostat.data import PixelCollator, Pixels, ReadOptions, read_images
 from rheostat.export import export
+from rheostat.preparing import prepare_images
+from rheostat.recipe import TrainOptions
 from rheostat.testing import counted_macs, image_batch
 
 
@@ -182,11 +184,18 @@ def test_pixels_are_scaled_resized_and_coloured() -> None:
         pixels([np.zeros((4, 4, 2))])
 
 
-def test_pixels_are_those_of_the_model_folder(tmp_path: Path) -> None:
+def test_pixels_are_those_of_the_model_folder(digits: Path, tmp_path: Path) -> None:
     said = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    assert Pixels.of((3, 8, 8), tmp_path) == Pixels((3, 8, 8), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert Pixels.of((1, 8, 8)) == Pixels((1, 8, 8), (0.5,), (0.5,))
+    assert Pixels.of((3, 8, 8), said) == Pixels((3, 8, 8), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert Pixels.of((1, 8, 8), {}) == Pixels((1, 8, 8), (0.5,), (0.5,))
+    assert Pixels.of((1, 8, 8), {"do_normalize": False, **said}) == Pixels((1, 8, 8), (0.0,), (1.0,))
+    model = save_vit(tmp_path / "vit")
+    corpus, config = read_images(str(digits)), transformers.AutoConfig.from_pretrained(model)
+    assert prepare_images(corpus, str(model), config, TrainOptions()).info.training["pixels"]["mean"] == (0.5,)
+    (model / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1], "image_std": [0.2]}))
+    prepared = prepare_images(corpus, str(model), config, TrainOptions())
+    assert prepared.info.training["pixels"]["mean"] == (0.1,)
+    assert prepared.collator([prepared.train[0]])["pixel_values"].min() >= -0.5  # (0 - 0.1) / 0.2
 
 
 def test_the_collator_takes_labels_and_the_teacher() -> None:

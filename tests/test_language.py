@@ -227,7 +227,8 @@ def test_a_language_model_is_trained_and_read_from_the_command_line(family: str,
 
     loaded = rheostat.load(tmp_path / "out")
     assert loaded.info.task == "causal-lm"
-    prompt = loaded.tokenizer("c d e f", return_tensors="pt", return_token_type_ids=False)
+    prompt = loaded.tokenizer("c d e f", return_tensors="pt")
+    assert set(prompt) == {"input_ids", "attention_mask"}
     written = loaded.generate(**prompt, budget=0.6, max_new_tokens=2, do_sample=False)
     assert loaded.tokenizer.decode(written[0]).startswith("c d e f g")
     small = loaded.materialize(0.6)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.image_processing_base import ImageProcessingMixin
 
 from rheostat.architectures import image_shape
 from rheostat.checkpoint import CheckpointInfo
@@ -94,7 +95,7 @@ def prepare_images(corpus: ImageCorpus, model_name: str, config: Any, options: T
     """Encode the labels of all parts of images for a model; pixels are made a batch at a time."""
     tokens = check_model_type(config).usual_length(config)
     labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
-    pixels = Pixels.of(image_shape(config), model_name)
+    pixels = Pixels.of(image_shape(config), _preprocessor_of(model_name))
     parts = {"train": training_rows(corpus, options), "validation": corpus.validation, "test": corpus.test}
     rows = {name: encoded_images(part, labels, tokens) for name, part in parts.items() if part is not None}
     weighted = class_weights(np.asarray(rows["train"]["labels"]), len(labels)).tolist()
@@ -110,6 +111,15 @@ def prepare_images(corpus: ImageCorpus, model_name: str, config: Any, options: T
     )
 
 
+def _preprocessor_of(model_name: str) -> dict[str, Any]:
+    """Return what a model folder or Hub name says about its pixels; nothing where it says nothing."""
+    try:
+        said, _ = ImageProcessingMixin.get_image_processor_dict(model_name)
+    except OSError:
+        return {}
+    return dict(said)
+
+
 def read_labelled_images(model: BudgetedModel, data: str, options: ReadOptions) -> tuple[Any, PixelCollator]:
     """Return the labelled images of one part (the only one, or the test part) for a checkpoint, and their collator.
 
@@ -122,7 +132,7 @@ def read_labelled_images(model: BudgetedModel, data: str, options: ReadOptions) 
     if unknown:
         raise DataError(f"{data}: labels must be those of the model, {list(model.info.labels)}; got {unknown[:10]!r}")
     saved = model.info.training.get("pixels")
-    pixels = Pixels.of(image_shape(model.config)) if saved is None else Pixels.from_json(saved)
+    pixels = Pixels.of(image_shape(model.config), {}) if saved is None else Pixels.from_json(saved)
     return encoded_images(rows, model.info.labels, model.usual_length), PixelCollator(pixels)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from rheostat.errors import DataError, OptionError
 if TYPE_CHECKING:
     import datasets
     import torch
-
-PREPROCESSOR_FILE = "preprocessor_config.json"  # as transformers writes it beside a model that reads images
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class Pixels:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, shape: tuple[int, int, int], folder: str | Path | None = None) -> Pixels:
-        """Return those of a model folder that says so, as transformers wrote it; else 0.5 and 0.5."""
-        path = None if folder is None else Path(folder) / PREPROCESSOR_FILE
-        found = json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else {}
+    def of(cls, shape: tuple[int, int, int], said: Mapping[str, Any]) -> Pixels:
+        """Return those of a ``preprocessor_config.json`` of transformers; where it is silent, 0.5 and 0.5."""
+        if said.get("do_normalize") is False:
+            return cls(shape, (0.0,) * shape[0], (1.0,) * shape[0])
         halves = [0.5] * shape[0]
-        return cls(shape, tuple(found.get("image_mean") or halves), tuple(found.get("image_std") or halves))
+        return cls(shape, tuple(said.get("image_mean") or halves), tuple(said.get("image_std") or halves))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
