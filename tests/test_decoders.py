@@ -11,7 +11,7 @@ import transformers
 from random_models import make_inputs, make_model
 
 import rheostat
-from rheostat import BudgetError, ModelShape, OptionError, Subnet, UnexpectedArgumentError
+from rheostat import BudgetError, ModelShape, OptionError, Subnet, UnexpectedArgumentError, UnsupportedModelError
 from rheostat.families import GPT2, LLAMA_LAYOUT
 from rheostat.materialize import materialize
 
@@ -43,6 +43,13 @@ def test_the_shape_of_groups_survives_json_and_is_told_only_where_there_are_any(
     assert grouped.width("head") == 24
     assert Subnet.prefix(grouped, [1, 0], [3, 4]).kept_shape().query_heads == 3
     assert "query_heads" not in ModelShape.uniform(2, 2, 8, 40, 24).to_json()
+
+
+def test_query_heads_that_do_not_divide_are_refused() -> None:
+    model = make_model("llama", num_attention_heads=3, num_key_value_heads=3)
+    model.config.num_key_value_heads = 2
+    with pytest.raises(UnsupportedModelError, match="multiple of num_key_value_heads; got 3 and 2"):
+        rheostat.wrap(model)
 
 
 def test_a_group_is_cut_whole() -> None:

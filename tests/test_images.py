@@ -127,6 +127,9 @@ def test_a_vision_model_learns_digits_at_all_budgets_from_the_command_line(digit
     assert read.exit_code == 0, read.output
     again = {point["budget"]: point["accuracy"] for point in json.loads(read.stdout)["points"]}
     assert again == {budget: point["accuracy"] for budget, point in points.items()}
+    certified = CliRunner().invoke(app, ["certify", str(out), "--batch", "1", "--length", "17"])
+    assert certified.exit_code == 2
+    assert "must read texts" in certified.output
     loaded = rheostat.load(out)
     assert loaded.info.labels == tuple("0123456789")
     assert loaded.costs.sequence_length == 17

@@ -126,6 +126,11 @@ class ArchitectureSpec:
         config: Any = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if config.num_attention_heads % heads:
+            raise UnsupportedModelError(
+                f"num_attention_heads must be a multiple of num_key_value_heads; got {config.num_attention_heads} and "
+                f"{heads}. {KNOWN_HINT}"
+            )
         intermediate_size = getattr(config, self.neurons_in_config) or 4 * config.hidden_size
         layers = []
         for i, layer in enumerate(self.layer_list(model)):

@@ -66,7 +66,7 @@ def _smaller_linear(linear: Linear, weight: Tensor, bias: Tensor | None) -> nn.M
             turned: Any = Conv1D(1, 1)
         turned.nf, turned.nx = weight.shape
         turned.weight = _owned(weight.T, linear.module.weight.requires_grad)
-        turned.bias = _owned(linear.bias if bias is None else bias, linear.bias.requires_grad)
+        turned.bias = _owned(cast(Tensor, bias), linear.bias.requires_grad)  # a Conv1D always has one
         turned.train(linear.module.training)
         return cast(nn.Module, turned)
     small = nn.Linear(1, 1, bias=bias is not None, device="meta")

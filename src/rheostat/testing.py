@@ -240,10 +240,11 @@ def checks_of(spec: ArchitectureSpec) -> tuple[str, ...]:
 
 def families_table() -> str:
     """Return what is supported, a registered family a line, as a Markdown table."""
-    specs = {id(spec): spec for spec in map(_spec_of, known_model_types())}.values()
+    specs = {id(spec): spec for spec in map(_spec_of, known_model_types())}.values()  # in order of their first type
     header = ("`config.model_type`", "reads", "a head is", "neurons", "attention", "checks")
     lines = [f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
-    return "\n".join([*lines, *(_family_line(spec) for spec in specs)]) + "\n"
+    with torch.random.fork_rng(devices=[]):
+        return "\n".join([*lines, *(_family_line(spec) for spec in specs)]) + "\n"
 
 
 def _spec_of(model_type: str) -> ArchitectureSpec:
