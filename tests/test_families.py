@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from random_models import FAMILIES, make_inputs, make_model, odd_subnets
+from random_models import CONFIGS, FAMILIES, make_inputs, make_model, odd_subnets
 from torch import Tensor, nn
 
 import rheostat
@@ -16,9 +16,6 @@ from rheostat import CostTable, ModelShape, OptionError, Subnet, UnsupportedMode
 from rheostat.families import (
     BERT_LAYOUT,
     DEBERTA_V2,
-    DISTILBERT,
-    MODERNBERT,
-    MPNET,
     check_model_type,
     find_spec,
     known_model_types,
@@ -173,23 +170,21 @@ def test_families_are_found_by_exact_type() -> None:
         "deberta-v2",
         "distilbert",
         "electra",
+        "gpt2",
+        "llama",
+        "mistral",
         "modernbert",
         "mpnet",
+        "qwen2",
         "roberta",
+        "vit",
         "xlm-roberta",
     )
-    for family in FAMILIES:
-        assert find_spec(make_model(family)) is {
-            "distilbert": DISTILBERT,
-            "modernbert": MODERNBERT,
-            "deberta-v2": DEBERTA_V2,
-            "mpnet": MPNET,
-        }.get(family, BERT_LAYOUT)
-    for config in (transformers.GPT2Config(), transformers.BigBirdConfig(), transformers.XLMRobertaXLConfig()):
-        with pytest.raises(
-            UnsupportedModelError,
-            match="bert, camembert, deberta-v2, distilbert, electra, modernbert, mpnet, roberta, xlm-roberta; got",
-        ):
+    for name, (spec, _, _) in CONFIGS.items():
+        assert find_spec(make_model(name)) is spec
+    known = ", ".join(known_model_types())
+    for config in (transformers.GPTNeoConfig(), transformers.BigBirdConfig(), transformers.XLMRobertaXLConfig()):
+        with pytest.raises(UnsupportedModelError, match=f"must be one of {known}; got '{config.model_type}'"):
             check_model_type(config)
     with pytest.raises(UnsupportedModelError, match="got Linear"):
         find_spec(nn.Linear(2, 2))
@@ -200,7 +195,10 @@ def test_families_that_never_fit_are_refused_with_the_reason() -> None:  # C14
         (transformers.AlbertConfig(), "share one set of weights"),
         (transformers.T5Config(), "encoder-decoder"),
         (transformers.BartConfig(), "encoder-decoder"),
+        (transformers.MarianConfig(), "encoder-decoder"),
+        (transformers.WhisperConfig(), "encoder-decoder"),
         (transformers.BertConfig(is_decoder=True), "must be an encoder"),
+        (transformers.GPT2Config(add_cross_attention=True), "nothing but its own input"),
     ):
         with pytest.raises(UnsupportedModelError, match=reason):
             check_model_type(config)

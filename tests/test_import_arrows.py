@@ -18,7 +18,7 @@ LAYERS = (
     {"architectures", "corrections", "data", "families", "forms", "gates", "importance", "materialize", "reorder"},
     {"calibration", "checkpoint", "materialized", "model", "predict", "predictions", "saving"},
     {"losses", "objectives", "training"},
-    {"evaluation", "measure", "quality"},
+    {"evaluation", "language", "measure", "quality"},
     {"report", "timing"},
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},

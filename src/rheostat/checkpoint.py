@@ -28,11 +28,11 @@ class CheckpointInfo:
     """What a checkpoint knows besides weights and units.
 
     Attributes:
-        task: ``single-label``, ``multi-label`` or ``regression``; None where it was never set.
+        task: ``single-label``, ``multi-label``, ``regression`` or ``causal-lm``; None where it was never set.
         labels: Label names in the order of the logits.
         max_length: Longest input in tokens.
         trained_budgets: Smallest and largest budget seen in training; None before any.
-        evaluation: One record an operating point, as :mod:`rheostat.quality` writes them.
+        evaluation: One record an operating point, as :mod:`rheostat.quality` writes them, or :mod:`rheostat.language`.
         training: How it was trained: data, seed, epochs, seconds of every stage.
         temperatures: (budget, temperature), smallest budget first: what divides the logits before probabilities.
     """

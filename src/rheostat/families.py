@@ -114,6 +114,58 @@ MPNET = ArchitectureSpec(
     prepare=_let_heads_move,
 )
 
+
+def _patches(config: Any) -> int:
+    """Return the tokens of an image: its patches and the class token."""
+    (height, width), (down, across) = (
+        (size, size) if isinstance(size, int) else size for size in (config.image_size, config.patch_size)
+    )
+    return int((height // down) * (width // across) + 1)
+
+
+VIT = ArchitectureSpec(
+    model_types=("vit",),
+    layers="layers",
+    attention=SubLayerSpec(
+        body="attention",
+        inputs=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        output="attention.o_proj",
+        records_attention=True,
+    ),
+    feed_forward=SubLayerSpec(body="mlp", inputs=("mlp.fc1",), output="mlp.fc2"),
+    image_tokens=_patches,
+)
+
+GPT2 = ArchitectureSpec(
+    model_types=("gpt2",),
+    layers="h",
+    attention=SubLayerSpec(
+        body="attn",
+        inputs=("attn.c_attn",),
+        output="attn.c_proj",
+        records_attention=True,
+        stacked=3,
+        counts=("attn.num_heads",),
+        widths=("attn.split_size",),
+    ),
+    feed_forward=SubLayerSpec(body="mlp", inputs=("mlp.c_fc",), output="mlp.c_proj"),
+    neurons_in_config="n_inner",
+    causal=True,
+)
+
+LLAMA_LAYOUT = ArchitectureSpec(
+    model_types=("llama", "mistral", "qwen2"),
+    layers="layers",
+    attention=SubLayerSpec(
+        body="self_attn",
+        inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.o_proj",
+        records_attention=True,
+    ),
+    feed_forward=SubLayerSpec(body="mlp", inputs=("mlp.gate_proj", "mlp.up_proj"), output="mlp.down_proj"),
+    causal=True,
+)
+
 _REGISTRY: dict[str, ArchitectureSpec] = {}
 
 
@@ -135,6 +187,9 @@ register(DISTILBERT)
 register(MODERNBERT)
 register(DEBERTA_V2)
 register(MPNET)
+register(VIT)
+register(GPT2)
+register(LLAMA_LAYOUT)
 
 # Families that never fit, with the reason; everything else unknown just gets the list of known ones.
 _REFUSED: dict[str, str] = {
@@ -162,7 +217,11 @@ def check_model_type(config: Any) -> ArchitectureSpec:
         raise UnsupportedModelError(f"model type must be one of {known}; got {model_type!r}: {reason}")
     if model_type not in _REGISTRY:
         raise UnsupportedModelError(f"model type must be one of {known}; got {model_type!r}. {KNOWN_HINT}")
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+    if getattr(config, "add_cross_attention", False):
+        raise UnsupportedModelError(
+            f"{model_type} must attend to nothing but its own input; got add_cross_attention=True. Load it without"
+        )
+    if getattr(config, "is_decoder", False) and not _REGISTRY[model_type].causal:
         raise UnsupportedModelError(f"{model_type} must be an encoder; got is_decoder=True. Load it as an encoder")
     # transformers 5 keeps the field and builds every head: silently another model than the one that was saved.
     pruned = getattr(config, "pruned_heads", None)

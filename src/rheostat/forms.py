@@ -103,11 +103,16 @@ def _empty_class(cls: Any, output: str | None, *, records_attention: bool) -> An
     """Return a subclass of a body's class without units, whose ``output`` if it has one sees what came in.
 
     A subclass, so that recording hooks by class still find one attention a layer; what it records is (B, 0, S, S).
+    In a decoder it tells the cache how many tokens there were: positions and masks are made from what a layer holds.
     """
 
-    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = hidden_states if output is None else self.get_submodule(output)(hidden_states)
         batch, length = hidden_states.shape[:2]
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the name until transformers 5.24 or so
+        if cache is not None:
+            tokens = hidden_states.new_zeros(batch, 1, length, 1)
+            cache.update(tokens, tokens, self.layer_idx)
         return (result, hidden_states.new_zeros(batch, 0, length, length)) if records_attention else result
 
     return type(f"Empty{cls.__name__}", (cls,), {"forward": forward, "__module__": __name__})
@@ -241,7 +246,7 @@ def slice_sub_layer(
         layer: The full layer.
         spec: Where the units live.
         kept: Kept heads or neurons, as stored positions; a prefix is cut as views.
-        width: Rows of a unit in each matrix: D for heads, 1 for neurons.
+        width: Columns of a unit in the output: see :meth:`ModelShape.width`.
         correction: Added to the output bias, (E,).
     """
     output = linear_at(layer, spec.output)
@@ -252,14 +257,15 @@ def slice_sub_layer(
         return {spec.body: empty, spec.output: left} if inside is None else {spec.body: rebind(empty, {inside: left})}
     if len(kept) * width == output.in_features:
         return {spec.output: SlicedLinear(output.weight, bias)}
-    rows = kept_rows(kept, width, output.weight.device)
+    device, units = output.weight.device, output.in_features // width
     replacements: dict[str, Any] = {
-        spec.output: SlicedLinear(output.weight[:, rows], bias),
+        spec.output: SlicedLinear(output.weight[:, kept_rows(kept, width, device)], bias),
         **spec.sizes(len(kept), width),
-        **{path: layer.get_buffer(path)[kept_rows(kept, 1, output.weight.device)] for path in spec.per_unit},
+        **{path: layer.get_buffer(path)[kept_rows(kept, 1, device)] for path in spec.per_unit},
     }
     for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)
+        rows = kept_rows(kept, spec.rows_a_unit(linear, units), device)
         weights = stacked(linear.weight, spec.stacked)[:, rows]  # (matrices, kept rows, E)
         biases = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows]
         replacements[path] = _cut(weights, biases)
@@ -300,7 +306,7 @@ def sliced(
                 continue
             key = (i, kind, kept, model.training)
             if key not in parts:
-                changed = slice_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1)
+                changed = slice_sub_layer(layer, sub, kept, subnet.shape.width(kind))
                 parts[key] = _rebound_children(layer, changed)
             children.update(parts[key])
         if children:

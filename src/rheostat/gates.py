@@ -100,7 +100,7 @@ class GateLayout:
 
     def __init__(self, order: UnitOrder) -> None:
         """Prepare the indices for one order; a position in no unit is always kept and reads a constant 1."""
-        self._head_dim = order.shape.head_dim
+        self._head_width = order.shape.width("head")
         self._index: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         always = len(order.units)
         sizes = order.shape.layers
@@ -110,7 +110,7 @@ class GateLayout:
             target = heads if unit.kind == "head" else neurons
             target[unit.layer][unit.start : unit.stop] = i
         self._host = [
-            (torch.from_numpy(np.repeat(h, self._head_dim)), torch.from_numpy(n))
+            (torch.from_numpy(np.repeat(h, self._head_width)), torch.from_numpy(n))
             for h, n in zip(heads, neurons, strict=True)
         ]
 
@@ -135,7 +135,7 @@ def hard_gates(subnet: Subnet, device: torch.device) -> list[tuple[Tensor, Tenso
         heads, neurons = np.zeros(sizes.num_attention_heads, np.float32), np.zeros(sizes.intermediate_size, np.float32)
         heads[list(subnet.heads[layer])] = 1.0
         neurons[list(subnet.neurons[layer])] = 1.0
-        pair = (np.repeat(heads, subnet.shape.head_dim), neurons)
+        pair = (np.repeat(heads, subnet.shape.width("head")), neurons)
         gates.append((torch.from_numpy(pair[0]).to(device), torch.from_numpy(pair[1]).to(device)))
     return gates
 

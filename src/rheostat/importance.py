@@ -105,7 +105,7 @@ def _batch_scores(
         )
         for layer in shape.layers
     ]
-    gates = [(heads.repeat_interleave(shape.head_dim, dim=-1), neurons) for heads, neurons in leaves]
+    gates = [(heads.repeat_interleave(shape.width("head"), dim=-1), neurons) for heads, neurons in leaves]
     with torch.enable_grad():
         inputs = {name: tensor for name, tensor in batch.items() if name not in ("labels", "teacher_logits")}
         losses = row_losses(gated(model, spec, gates)(**inputs), batch)  # (B,)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rheostat.data.options import CAUSAL_LM, SINGLE_LABEL
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Entries of a batch that are not inputs of the model.
 TARGETS = ("labels", "teacher_logits")
+NOT_COUNTED = -100  # the label of a token that is not to be predicted, as transformers has it
 
 
 def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -27,9 +29,10 @@ def task_losses(task: str, logits: Tensor, labels: Tensor, class_weights: Tensor
     """Return the loss of every row, shape (B,).
 
     Args:
-        task: ``single-label``, ``multi-label`` or ``regression``.
-        logits: (B, C).
-        labels: (B,) class ids; (B, C) zeros and ones for multi-label; (B,) or (B, 1) numbers for regression.
+        task: ``single-label``, ``multi-label``, ``regression`` or ``causal-lm``.
+        logits: (B, C); of tokens (B, S, C) for causal-lm.
+        labels: (B,) class ids; (B, C) zeros and ones for multi-label; (B,) or (B, 1) numbers for regression; (B, S)
+            tokens for causal-lm, whose row is the mean over those that follow another.
         class_weights: (C,) for the two classifications.
 
     Raises:
@@ -43,7 +46,19 @@ def task_losses(task: str, logits: Tensor, labels: Tensor, class_weights: Tensor
         return losses.mean(dim=-1)
     if task == "regression":
         return F.mse_loss(logits[:, 0], labels.float().reshape(-1), reduction="none")
-    raise OptionError(f"task must be single-label, multi-label or regression; got {task!r}. Set it in the model's info")
+    if task == CAUSAL_LM:
+        counted = (labels[:, 1:] != NOT_COUNTED).float()  # (B, S - 1)
+        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+        return (losses * counted).sum(dim=-1) / counted.sum(dim=-1).clamp(min=1.0)
+    raise OptionError(
+        f"task must be single-label, multi-label, regression or causal-lm; got {task!r}. Set it in the model's info"
+    )
+
+
+def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (N, C) and labels (N,) of the N tokens that follow another: logits (B, S, C), labels (B, S)."""
+    counted = labels[:, 1:] != NOT_COUNTED  # (B, S - 1)
+    return logits[:, :-1][counted], labels[:, 1:][counted]
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, task: str, temperature: float = 2.0) -> Tensor:
@@ -78,8 +93,17 @@ def mixed_loss(
     temperature: float = 2.0,
     class_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return ``(1 - w) * task loss + w * distillation``, a scalar; without teacher logits the task loss alone."""
-    own = task_losses(task, logits, batch["labels"], class_weights).mean()
+    """Return ``(1 - w) * task loss + w * distillation``, a scalar; without teacher logits the task loss alone.
+
+    Of causal-lm every token counts the same, whatever row it is in.
+    """
+    labels = batch["labels"]
+    if task == CAUSAL_LM:
+        if teacher_logits is not None:
+            teacher_logits, _ = next_tokens(teacher_logits, labels)
+        logits, labels = next_tokens(logits, labels)
+        task = SINGLE_LABEL
+    own = task_losses(task, logits, labels, class_weights).mean()
     if teacher_logits is None or distill_weight == 0.0:
         return own
     distilled = distillation_loss(logits, teacher_logits, task=task, temperature=temperature)
@@ -107,7 +131,8 @@ def budget_loss(
 
     Args:
         model: A budgeted model; put it in train mode first.
-        batch: Inputs (B, S), ``labels``, and ``teacher_logits`` (B, C) if they were computed beforehand.
+        batch: Inputs (B, S), ``labels``, and ``teacher_logits`` (B, C) if they were computed beforehand; a causal
+            language model's labels are its tokens (B, S), and its logits (B, S, C).
         budgets: Budgets of this step, for example 1.0 and a random one.
         form: See :meth:`rheostat.model.BudgetedModel.forward`.
         teacher_logits: (B, C) of the teacher; by default those of the batch, if any.
@@ -122,7 +147,9 @@ def budget_loss(
     if not budgets:
         raise OptionError("budgets must not be empty; got none. Pass for example budgets=(1.0, 0.5)")
     teacher = batch.get("teacher_logits") if teacher_logits is None else teacher_logits
-    inputs = model_inputs(batch)
+    inputs: dict[str, Any] = dict(model_inputs(batch))
+    if model.spec.causal:
+        inputs["use_cache"] = False  # the keys and values of a step are of no use to another
     losses = [
         mixed_loss(
             model(**inputs, budget=budget, form=form).logits,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from rheostat.architectures import ArchitectureSpec, SubLayerSpec, linear_at
+from rheostat.architectures import ArchitectureSpec, Linear, SubLayerSpec, Transposed, linear_at
 from rheostat.forms import OutputBias, corrected_vectors, empty_body, kept_rows, stacked
 from rheostat.subnet import KINDS, Subnet
 
@@ -35,7 +36,7 @@ def shrink(model: nn.Module, spec: ArchitectureSpec, subnet: Subnet, corrections
         for kind, sub in zip(KINDS, spec.sub_layers(), strict=True):
             kept = subnet.kept(i, kind)
             if len(kept) < subnet.shape.size(i, kind):
-                _shrink_sub_layer(layer, sub, kept, subnet.shape.head_dim if kind == "head" else 1)
+                _shrink_sub_layer(layer, sub, kept, subnet.shape.width(kind))
 
 
 def _correct(layer: nn.Module, spec: ArchitectureSpec, corrections: Tensor) -> None:
@@ -54,21 +55,32 @@ def _shrink_sub_layer(layer: nn.Module, spec: SubLayerSpec, kept: Sequence[int],
         layer.set_submodule(spec.body, empty_body(layer.get_submodule(spec.body), spec))
         layer.set_submodule(spec.output, OutputBias(output.out_features, output.bias))
         return
-    rows = kept_rows(kept, width, output.weight.device)
+    device, units = output.weight.device, output.in_features // width
     for path in spec.inputs_of(layer):
         linear = linear_at(layer, path)
+        rows = kept_rows(kept, spec.rows_a_unit(linear, units), device)
         weight = stacked(linear.weight, spec.stacked)[:, rows].flatten(0, 1)
         bias = None if linear.bias is None else stacked(linear.bias, spec.stacked)[:, rows].flatten()
         layer.set_submodule(path, _smaller_linear(linear, weight, bias))
-    layer.set_submodule(spec.output, _smaller_linear(output, output.weight[:, rows], output.bias))
-    own = {path: layer.get_buffer(path)[kept_rows(kept, 1, output.weight.device)].clone() for path in spec.per_unit}
+    layer.set_submodule(
+        spec.output, _smaller_linear(output, output.weight[:, kept_rows(kept, width, device)], output.bias)
+    )
+    own = {path: layer.get_buffer(path)[kept_rows(kept, 1, device)].clone() for path in spec.per_unit}
     for path, value in {**spec.sizes(len(kept), width), **own}.items():
         parent, _, name = path.rpartition(".")
         setattr(layer.get_submodule(parent), name, value)
 
 
-def _smaller_linear(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a linear layer that owns contiguous copies of ``weight`` and ``bias``, else as ``linear``."""
+def _smaller_linear(linear: Linear, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a module of the class of ``linear`` that owns contiguous copies of ``weight`` (out, in) and ``bias``."""
+    if isinstance(linear, Transposed):
+        with torch.device("meta"):
+            turned: Any = Conv1D(1, 1)
+        turned.nf, turned.nx = weight.shape
+        turned.weight = _owned(weight.T, linear.module.weight.requires_grad)
+        turned.bias = _owned(cast(Tensor, bias), linear.bias.requires_grad)  # a Conv1D always has one
+        turned.train(linear.module.training)
+        return cast(nn.Module, turned)
     small = nn.Linear(1, 1, bias=bias is not None, device="meta")
     small.out_features, small.in_features = weight.shape
     small.weight = _owned(weight, linear.weight.requires_grad)

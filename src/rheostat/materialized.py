@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import GenerationConfig
 from transformers.initialization import no_init_weights
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rheostat.architectures import ArchitectureSpec
 from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
@@ -147,6 +149,8 @@ def _write(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     model.config.dtype = model.dtype
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
     if model.rheostat_tokenizer is not None:
         model.rheostat_tokenizer.save_pretrained(folder)
     what: MaterializedInfo = model.rheostat
@@ -197,7 +201,7 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     if spec.prepare is not None:
         spec.prepare(model)
         everything = StoredOrder.identity(full)
-        permute(model, spec, full.head_dim, StoredOrder(_first(kept.heads, everything.heads), everything.neurons))
+        permute(model, spec, full.width("head"), StoredOrder(_first(kept.heads, everything.heads), everything.neurons))
     heads = [layer.num_attention_heads for layer in shape.layers]
     neurons = [layer.intermediate_size for layer in shape.layers]
     state = read_tensors(folder / WEIGHTS_FILE)
@@ -207,6 +211,8 @@ def read_materialized(folder: Path, manifest: dict[str, Any]) -> Any:
     model.to(getattr(torch, manifest["dtype"]))
     _load_strictly(model, state, manifest["tied"])
     model.__class__ = _materialized_class(cls)
+    if model.can_generate() and (folder / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     costs, info = CostTable.from_json(manifest["costs"]), CheckpointInfo.from_json(manifest["info"])
     model.rheostat = MaterializedInfo(
         full, shape, kept, manifest["budget"], manifest["share"], costs, info, more is not None

@@ -20,7 +20,7 @@ from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
 from rheostat.corrections import Corrections
 from rheostat.cost import LATENCY, CostTable
-from rheostat.data import with_inputs_of
+from rheostat.data import with_inputs_of, with_padding
 from rheostat.errors import CheckpointError, OptionError, UnexpectedArgumentError
 from rheostat.families import find_spec
 from rheostat.forms import Parts, cut_modules, gated, prepare_recording, sliced
@@ -217,6 +217,20 @@ class BudgetedModel(
         """Where the weights are."""
         return next(self.base.parameters()).device
 
+    @property
+    def usual_length(self) -> int:
+        """The S that a share of MACs is exact at, or is meant at where the cost does not depend on it."""
+        return self.costs.sequence_length or self.spec.usual_length(self.config)
+
+    @property
+    def vocabulary_share(self) -> float:
+        """Share of the full model's MACs that the projection to a vocabulary takes, which no budget removes; else 0."""
+        projection = cast(Any, self.base).get_output_embeddings()
+        if projection is None:
+            return 0.0
+        macs = self.macs_table(self.usual_length)
+        return float(projection.weight.numel() * self.usual_length / macs.total(Subnet.full(self.shape)))
+
     def params_table(self) -> CostTable:
         """Return parameters in closed form."""
         return self.spec.params(self.shape, self.base)
@@ -344,6 +358,28 @@ class BudgetedModel(
                 f"inputs must be those of {type(self.base).__name__}; got {', '.join(unknown)}, which it would ignore"
             )
 
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *, budget: float = 1.0, **options: Any) -> Any:
+        """Continue tokens (B, S) at a budget; what transformers' ``generate`` takes and returns.
+
+        Raises:
+            BudgetError: see :meth:`subnet`.
+            OptionError: the base model is no decoder with a vocabulary.
+        """
+        can_generate = getattr(self.base, "can_generate", None)
+        if can_generate is None or not can_generate():
+            raise OptionError(
+                f"model must have a causal language head to generate; got {type(self.base).__name__}. "
+                "Load one with transformers.AutoModelForCausalLM"
+            )
+        was_training = self.training
+        self.eval()
+        try:
+            view: Any = self.at(budget)
+            return view.generate(inputs, **options)
+        finally:
+            self.train(was_training)
+
     def predict(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32
     ) -> list[Prediction]:
@@ -406,7 +442,7 @@ class BudgetedModel(
 
         The model computes the same at budget 1 up to float rounding. Gates move with their units.
         """
-        permute(self.base, self.spec, self.shape.head_dim, arrangement.positions)
+        permute(self.base, self.spec, self.shape.width("head"), arrangement.positions)
         self.gates.rearrange(arrangement.source)
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
@@ -421,7 +457,7 @@ class BudgetedModel(
             onset: (units, scores (U,), costs) -> (U,): ranks the units, smaller = earlier.
         """
         ranking = importance.neuron_ranking()
-        permute(self.base, self.spec, self.shape.head_dim, ranking)
+        permute(self.base, self.spec, self.shape.width("head"), ranking)
         self.stored = self.stored.then(ranking)
         importance = importance.moved(ranking)
         units = sorted(self.order.units, key=lambda u: (u.layer, KINDS.index(u.kind), u.start))
@@ -429,7 +465,7 @@ class BudgetedModel(
         arrangement = arrange(
             self.shape, self.costs, units, onset(units, scores, self.costs), importance=scores, minimum=self.minimum
         )
-        permute(self.base, self.spec, self.shape.head_dim, arrangement.positions)
+        permute(self.base, self.spec, self.shape.width("head"), arrangement.positions)
         self.stored = self.stored.then(arrangement.positions)
         self._set_order(arrangement.order)
         self.project_gates()
@@ -537,7 +573,7 @@ def wrap(
     model: nn.Module,
     *,
     cost: str | CostTable = "macs",
-    sequence_length: int = 128,
+    sequence_length: int | None = None,
     order: Importance | Literal["uniform"] = "uniform",
     neuron_block: int = 32,
     min_heads_per_layer: int | None = None,
@@ -549,10 +585,12 @@ def wrap(
     """Put a supported Hugging Face model under a budget.
 
     Args:
-        model: A full-size model of a known family; it becomes ``.base`` and is not copied.
+        model: A full-size model of a known family; it becomes ``.base`` and is not copied. A decoder whose config has
+            no padding token gets the tokenizer's, or the one that ends a text.
         cost: What a budget is a share of: ``macs``, ``heads`` (the paper: heads only, neurons all stay), or the table
             of a certificate: time (:meth:`rheostat.certify.LatencyModel.costs`).
-        sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length.
+        sequence_length: Tokens a sequence for ``macs``; a share is exact only at this length. By default 128, or what
+            the images of the model have.
         order: ``uniform`` keeps the same share of every layer and moves nothing, so that budget 1.0 stays exactly
             the base model; an :class:`~rheostat.importance.Importance` sorts heads and neurons **in place**.
         neuron_block: Neurons a unit; kept widths are multiples of it.
@@ -563,11 +601,16 @@ def wrap(
         tokenizer: For :meth:`BudgetedModel.predict`; saved with the checkpoint.
 
     Raises:
-        UnsupportedModelError: a family that is not known, a decoder, or a model that was changed.
+        UnsupportedModelError: a family that is not known, an encoder-decoder, or a model that was changed.
         OptionError: an option with a value that can't be used.
     """
     spec = find_spec(model)
     shape = spec.shape(model)
+    if spec.causal:
+        tokenizer = with_padding(tokenizer)
+        _choose_padding(cast(Any, model).config, tokenizer)
+    if sequence_length is None:
+        sequence_length = spec.usual_length(model.config)
     costs = cost if isinstance(cost, CostTable) else spec.costs(cost, shape, model, sequence_length)
     if len(costs.per_head) != len(shape.layers):
         raise OptionError(
@@ -600,6 +643,14 @@ def wrap(
     elif order != "uniform":
         raise OptionError(f"order must be 'uniform' or an Importance; got {order!r}. See rheostat.importance")
     return budgeted
+
+
+def _choose_padding(config: Any, tokenizer: Any) -> None:
+    """Give a decoder's config a padding token if it has none: its classifier must know where a text ends."""
+    if config.pad_token_id is None:
+        ends = config.eos_token_id
+        end = ends[0] if isinstance(ends, list) else ends
+        config.pad_token_id = end if tokenizer is None else tokenizer.pad_token_id
 
 
 def load(path: str | os.PathLike[str], **kwargs: Any) -> Any:

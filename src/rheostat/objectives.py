@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rheostat.errors import OptionError
 from rheostat.losses import budget_loss, gate_penalty, model_inputs
-from rheostat.model import BudgetedModel
+from rheostat.model import BudgetedModel, Form
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,26 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self, model: BudgetedModel, stage: str, options: LossOptions | None = None, teacher: BudgetedModel | None = None
+        self,
+        model: BudgetedModel,
+        stage: str,
+        options: LossOptions | None = None,
+        teacher: BudgetedModel | None = None,
+        *,
+        dense: bool = False,
     ) -> None:
-        """Train ``model`` in ``stage``; ``teacher`` is a frozen soft checkpoint for ``straight-through``."""
+        """Train ``model`` in ``stage``.
+
+        Args:
+            model: Trained in place.
+            stage: See :class:`BudgetSampler`.
+            options: Weights of the terms.
+            teacher: A frozen soft checkpoint, asked at the budget of each forward, for ``straight-through``.
+            dense: Whether it is asked once a batch instead, at budget 1.0: for logits that are too many to keep.
+        """
         super().__init__()
         self.model = model
-        self.stage = stage
+        self.stage, self.dense = stage, dense
         self.options = options or LossOptions()
         # Not a submodule: it is neither trained nor saved nor given to DistributedDataParallel.
         self.__dict__["teacher"] = None if teacher is None else teacher.eval().requires_grad_(False)
@@ -113,6 +127,7 @@ class Objective(nn.Module):
         options = self.options
         form: Any = {"soft": "soft", "straight-through": "straight-through"}.get(self.stage, "sliced")
         weights = options.class_weights
+        dense = self._teacher_logits(batch, 1.0, "sliced") if self.dense else None
         loss = torch.stack(
             [
                 budget_loss(
@@ -120,7 +135,7 @@ class Objective(nn.Module):
                     batch,
                     budgets=(budget,),
                     form=form,
-                    teacher_logits=self._teacher_logits(batch, budget),
+                    teacher_logits=self._teacher_logits(batch, budget, "soft") if dense is None else dense,
                     distill_weight=options.distill_weight,
                     temperature=options.temperature,
                     class_weights=None if weights is None else torch.tensor(weights, device=batch["labels"].device),
@@ -135,14 +150,14 @@ class Objective(nn.Module):
                 ) / len(budgets)
         return loss
 
-    def _teacher_logits(self, batch: dict[str, Tensor], budget: float) -> Tensor | None:
-        """Return the soft checkpoint's logits at the same budget, or None for those of the batch."""
+    def _teacher_logits(self, batch: dict[str, Tensor], budget: float, form: Form) -> Tensor | None:
+        """Return the teacher's logits at a budget, or None for those of the batch."""
         teacher: BudgetedModel | None = self.__dict__["teacher"]
         if teacher is None:
             return None
         with torch.no_grad():
             # not a submodule, so nobody else moves it; a second time this does nothing
-            logits: Tensor = teacher.to(self.model.device)(**model_inputs(batch), budget=budget, form="soft").logits
+            logits: Tensor = teacher.to(self.model.device)(**model_inputs(batch), budget=budget, form=form).logits
         return logits
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +21,27 @@ from rheostat.calibration import fit_temperatures
 from rheostat.checkpoint import check_replaceable
 from rheostat.console import is_main_process, stderr
 from rheostat.corrections import Corrections
-from rheostat.data import ReadOptions, length_buckets, read_corpus
+from rheostat.data import CAUSAL_LM, ReadOptions, length_buckets, read_corpus, read_images
+from rheostat.data.images import check_image_options
 from rheostat.evaluation import budget_logits, grid_logits, score_budgets
+from rheostat.families import check_model_type
 from rheostat.forms import correction_sizes
 from rheostat.importance import Importance, gradient_importance
+from rheostat.language import perplexities
 from rheostat.losses import task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import BudgetedModel, Selection, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
-from rheostat.preparing import Prepared, load_encoder, prepare
+from rheostat.preparing import Prepared, load_encoder, prepare, prepare_images
 from rheostat.quality import score
 from rheostat.recipe import TrainOptions
 from rheostat.report import OperatingPoint, latency_conditions
 from rheostat.saving import load_config
-from rheostat.timing import operating_points, time_budgets
+from rheostat.timing import operating_points, time_budgets, vocabulary_note
 from rheostat.training import StageOptions, autocast, train_stage
 from rheostat.work import Work, fingerprint, wait_for_all
+
+QUALITIES = ("accuracy", "macro_f1", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class TrainResult:
         stages: Seconds and more of every stage.
         soft: Soft evaluation on validation rows, where gates were learned: budget, accuracy, macro F1, mean gate, share
             (the estimated cost).
-        logits: Of the rows of the table, (N, C), by budget.
+        logits: Of the rows of the table, (N, C), by budget; none of causal-lm.
+        notes: What else the table must be read with, by name.
     """
 
     folder: Path
@@ -60,6 +67,7 @@ class TrainResult:
     stages: dict[str, Any]
     soft: list[dict[str, float]]
     logits: dict[float, NDArray[np.float32]]
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def training_seconds(self) -> float:
         """Return the wall time of all stages: steps, order, and the teacher's logits; without the table."""
@@ -68,7 +76,8 @@ class TrainResult:
 
     def conditions(self) -> dict[str, Any]:
         """Return the conditions of the table: which rows, and how latency was measured."""
-        rows = {"accuracy on": f"{self.rows_of} rows"}
+        quality = "accuracy" if all(point.perplexity is None for point in self.points) else "perplexity"
+        rows = {f"{quality} on": f"{self.rows_of} rows", **self.notes}
         return rows if self.latency is None else {**rows, **latency_conditions(self.latency)}
 
 
@@ -92,8 +101,9 @@ def train(
     Ctrl-C leaves ``OUT.partial``; the same call goes on from it.
 
     Args:
-        model_name: Folder or Hub name of a Hugging Face encoder.
-        data: A file, a folder with train / validation / test files, or a Hub data set.
+        model_name: Folder or Hub name of a Hugging Face encoder, or of a decoder; of a decoder for causal-lm.
+        data: A file, a folder with train / validation / test files, or a Hub data set; for a model that reads images
+            see :func:`rheostat.data.images.read_images`.
         out: Folder of the checkpoint; replaced only when the new one is complete.
         options: What decides the result.
         read_options: How ``data`` is read.
@@ -122,16 +132,12 @@ def train(
         "read": asdict(read_options or ReadOptions()),
     }
     work = Work(out, key, restart=restart)
-    corpus = read_corpus(data, read_options or ReadOptions(seed=options.seed))
+    rows = _read(data, model_name, config, options, read_options or ReadOptions(seed=options.seed))
     if not reads_test:
-        corpus = dataclasses.replace(corpus, test=None)
-    for note in corpus.notes:
-        stderr.print(f"- {note}", markup=False, soft_wrap=True)
-    transformers.set_seed(options.seed)
-    rows = prepare(corpus, model_name, config, options)
+        rows = dataclasses.replace(rows, test=None)
     work.open()
     model = _warm(work, model_name, rows, options)
-    if options.distills:
+    if options.distills and rows.info.task != CAUSAL_LM:
         teacher = _teacher_logits(work, model, rows, options.precision)
         rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
     model = _soft(work, model, rows, options, read_precision)
@@ -141,6 +147,18 @@ def train(
     reading = autocast(read_precision, model.device)
     measured = (batch, threads) if measure_latency else None
     return _finish(work, model, rows, options, out, reading=reading, measured=measured)
+
+
+def _read(data: str, model_name: str, config: Any, options: TrainOptions, read_options: ReadOptions) -> Prepared:
+    """Read texts or images, whatever the model takes, say what was found, and seed everything random."""
+    images = check_model_type(config).image_tokens is not None
+    if images:
+        check_image_options(read_options)
+    corpus: Any = (read_images if images else read_corpus)(data, read_options)
+    for note in corpus.notes:
+        stderr.print(f"- {note}", markup=False, soft_wrap=True)
+    transformers.set_seed(options.seed)
+    return (prepare_images if images else prepare)(corpus, model_name, config, options)
 
 
 def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) -> BudgetedModel:
@@ -158,6 +176,8 @@ def _warm(work: Work, model_name: str, rows: Prepared, options: TrainOptions) ->
         info=rows.info,
         tokenizer=rows.tokenizer,
     )
+    if rows.info.task == CAUSAL_LM:
+        stderr.print(f"- {vocabulary_note(budgeted)}", highlight=False, soft_wrap=True)
     asked = options.train_budgets
     if options.budgets != DEFAULT_BUDGETS:  # of the usual grid the table shows what can be reached
         asked += options.budgets
@@ -258,18 +278,27 @@ def _soft(
             options.soft_learning_rate,
             gate_learning_rate=options.gate_learning_rate,
         )
-        objective = Objective(model, "soft", losses)
+        teacher, dense = _dense_teacher(work, model, options)
+        objective = Objective(model, "soft", losses, teacher, dense=dense)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("soft"), "Budgeted")
     # Gates that were not learned say nothing that the order does not.
     with autocast(read_precision, model.device):
         work.record["soft"] = soft_evaluation(model, rows, options) if options.soft_epochs > 0 else []
     for line in work.record["soft"]:
+        scores = ", ".join(f"{name.replace('_f1', ' F1')} {line[name]:.4f}" for name in QUALITIES if name in line)
         stderr.print(
-            f"- soft gates at {line['budget']:g}: accuracy {line['accuracy']:.4f}, macro F1 {line['macro_f1']:.4f}, "
+            f"- soft gates at {line['budget']:g}: {scores}, "
             f"mean gate {line['mean_gate']:.3f}, estimated cost {line['soft_share']:.3f}",
             soft_wrap=True,
         )
     return work.finish("soft", facts, model)
+
+
+def _dense_teacher(work: Work, model: BudgetedModel, options: TrainOptions) -> tuple[BudgetedModel | None, bool]:
+    """Return the dense model and True where its logits are too many to be kept with the rows; else nothing."""
+    if model.info.task != CAUSAL_LM or not options.distills:
+        return None, False
+    return work.load("warm"), True
 
 
 def _losses(options: TrainOptions, rows: Prepared) -> LossOptions:
@@ -288,17 +317,24 @@ def _low(model: BudgetedModel, options: TrainOptions) -> float:
 
 def soft_evaluation(model: BudgetedModel, rows: Prepared, options: TrainOptions) -> list[dict[str, float]]:
     """Return what soft gates score on validation rows, with their mean and their share: the paper's estimated cost."""
-    labels = np.asarray(rows.validation["labels"])
-    task = model.info.task or "single-label"
     lines = []
     for budget in reachable(options.budgets, model.floor):
-        logits = budget_logits(model, rows.validation, rows.collator, budget, form="soft", title="Soft evaluation")
-        scores = score(task, logits, labels)
         with torch.no_grad():
             mean, share = float(model.mean_gate(budget)), float(model.soft_share(budget))
-        quality = {name: float(scores[name] or 0.0) for name in ("accuracy", "macro_f1")}
+        quality = _soft_quality(model, rows, budget)
         lines.append({"budget": budget, **quality, "mean_gate": mean, "soft_share": share})
     return lines
+
+
+def _soft_quality(model: BudgetedModel, rows: Prepared, budget: float) -> dict[str, float]:
+    """Return what soft gates score at a budget on validation rows, by name."""
+    task = model.info.task or "single-label"
+    if task == CAUSAL_LM:
+        (found,) = perplexities(model, rows.validation, rows.collator, (budget,), form="soft")
+        return {"perplexity": found.perplexity}
+    logits = budget_logits(model, rows.validation, rows.collator, budget, form="soft", title="Soft evaluation")
+    scores = score(task, logits, np.asarray(rows.validation["labels"]))
+    return {name: float(scores[name] or 0.0) for name in ("accuracy", "macro_f1")}
 
 
 def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> BudgetedModel:
@@ -308,7 +344,7 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
     if options.adapt == "corrections" and options.adapt_epochs > 0:
         return _correct(work, model, rows, options)
     straight = options.adapt == "straight-through"
-    teacher = work.load("soft") if straight else None
+    teacher, dense = (work.load("soft"), False) if straight else _dense_teacher(work, model, options)
     model.freeze_order()
     epochs = 0.0 if options.adapt == "none" else options.adapt_epochs
     facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": epochs}
@@ -328,7 +364,7 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
             freeze_embeddings=True,
             dropout=options.adapt_dropout,
         )
-        objective = Objective(model, options.adapt, _losses(options, rows), teacher)
+        objective = Objective(model, options.adapt, _losses(options, rows), teacher, dense=dense)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Adapt")
         trained = options.train_budgets or (sampler.low, 1.0)
         model.info = dataclasses.replace(model.info, trained_budgets=(min(trained), max(trained)))
@@ -339,6 +375,7 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
 
 def _correct(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> BudgetedModel:
     """Freeze the order and fit what every budget of the table adds to biases and norms."""
+    teacher, dense = _dense_teacher(work, model, options)
     model.freeze_order()
     shares = {model.costs.share(model.subnet(budget)): budget for budget in reachable(options.budgets, model.floor)}
     points = sorted((share, budget) for share, budget in shares.items() if 0.0 < share < 1.0)
@@ -350,9 +387,32 @@ def _correct(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOpt
         sampler = BudgetSampler(options.adapt, budgets[0], only=budgets, seed=options.seed)
         epochs = options.adapt_epochs * len(budgets)
         stage = _stage(options, epochs, options.correction_learning_rate, only_corrections=True, dropout=False)
-        objective = Objective(model, options.adapt, _losses(options, rows))
+        objective = Objective(model, options.adapt, _losses(options, rows), teacher, dense=dense)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Correct")
     return work.finish("adapt", facts, model)
+
+
+Reading = tuple[list[Any], list[Any], dict[float, NDArray[np.float32]]]  # of validation and test rows, and logits
+
+
+def _read_labels(model: BudgetedModel, rows: Prepared, budgets: Sequence[float]) -> Reading:
+    """Return what budgets score on labelled rows; the model gets its temperatures."""
+    logits = grid_logits(model, rows.validation, rows.collator, budgets)
+    labels = rows.validation["labels"]
+    temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
+    model.info = dataclasses.replace(model.info, temperatures=temperatures)
+    validated = score_budgets(model.info, logits, labels, budgets)
+    if rows.test is None:
+        return validated, validated, logits
+    logits = grid_logits(model, rows.test, rows.collator, budgets)
+    return validated, score_budgets(model.info, logits, rows.test["labels"], budgets), logits
+
+
+def _read_texts(model: BudgetedModel, rows: Prepared, budgets: Sequence[float]) -> Reading:
+    """Return the perplexities of budgets; logits of tokens are too many to keep."""
+    validated = perplexities(model, rows.validation, rows.collator, budgets)
+    tested = validated if rows.test is None else perplexities(model, rows.test, rows.collator, budgets)
+    return validated, tested, {}
 
 
 def _finish(
@@ -367,17 +427,9 @@ def _finish(
 ) -> TrainResult:
     """Evaluate, measure with ``measured`` (batch, threads), and put the checkpoint in place."""
     budgets = reachable(descending((1.0, *options.budgets)), model.floor)
+    read = _read_texts if model.info.task == CAUSAL_LM else _read_labels
     with reading:
-        logits = grid_logits(model, rows.validation, rows.collator, budgets)
-    labels = rows.validation["labels"]
-    temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
-    model.info = dataclasses.replace(model.info, temperatures=temperatures)
-    validated = score_budgets(model.info, logits, labels, budgets)
-    tested = validated
-    if rows.test is not None:
-        with reading:
-            logits = grid_logits(model, rows.test, rows.collator, budgets)
-        tested = score_budgets(model.info, logits, rows.test["labels"], budgets)
+        validated, tested, logits = read(model, rows, budgets)
     stages = work.record["stages"]
     training = {**model.info.training, "stages": stages, "options": asdict(options)}
     evaluation = tuple(quality.to_json() for quality in validated)
@@ -400,4 +452,5 @@ def _finish(
         stages=stages,
         soft=work.record["soft"],
         logits=logits,
+        notes={} if model.info.task != CAUSAL_LM else {"vocabulary": vocabulary_note(model)},
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rheostat.checkpoint import CheckpointInfo
+from rheostat.data.options import CAUSAL_LM
 from rheostat.data.tokenizing import token_limit
 from rheostat.errors import OptionError
 from rheostat.predictions import Prediction, interpret
@@ -41,6 +42,8 @@ def predict_texts(
     Raises:
         OptionError: no tokenizer, ``texts`` is not a sequence of text, or ``batch_size`` is below 1.
     """
+    if info.task == CAUSAL_LM:
+        raise OptionError(f"predict gives labels, and a {CAUSAL_LM} model has none. Call generate, with a budget")
     if tokenizer is None:
         raise OptionError("tokenizer must be set to predict texts; got None. Pass tokenizer= to rheostat.wrap")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

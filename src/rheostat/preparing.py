@@ -9,13 +9,31 @@ import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.image_processing_base import ImageProcessingMixin
 
+from rheostat.architectures import image_shape
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
-from rheostat.data import Collator, Corpus, class_weights, token_limit, tokenize, with_inputs_of
-from rheostat.errors import CheckpointError, DataError
+from rheostat.data import (
+    CAUSAL_LM,
+    Collator,
+    Corpus,
+    PixelCollator,
+    Pixels,
+    ReadOptions,
+    class_weights,
+    pack_blocks,
+    token_limit,
+    tokenize,
+    with_inputs_of,
+    with_padding,
+)
+from rheostat.data.images import ImageCorpus, check_image_options, encoded_images, read_image_part
+from rheostat.errors import CheckpointError, DataError, UnsupportedModelError
+from rheostat.families import check_model_type
+from rheostat.model import BudgetedModel
 from rheostat.recipe import TrainOptions
-from rheostat.saving import quiet_transformers
+from rheostat.saving import load_config, quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -25,7 +43,7 @@ class Prepared:
     train: Any
     validation: Any
     test: Any
-    collator: Collator
+    collator: Collator | PixelCollator
     tokenizer: Any
     info: CheckpointInfo
     median_length: int
@@ -42,15 +60,16 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         raise DataError(
             "task must be single-label or multi-label to train; got regression. Use labels that are classes"
         )
+    check_reads_texts(config)
     tokenizer = with_inputs_of(load_tokenizer_of(model_name), config)
+    if check_model_type(config).causal:
+        tokenizer = with_padding(tokenizer)
+    if corpus.task == CAUSAL_LM:
+        return _prepare_blocks(corpus, tokenizer, config, options)
     limit = token_limit(tokenizer, config)
     length = limit if options.max_length is None else min(options.max_length, limit)
     labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
-    parts = {
-        "train": some_rows(corpus.train, options.max_train_rows, options.seed),
-        "validation": some_rows(corpus.validation, options.max_validation_rows, options.seed),
-        "test": corpus.test,
-    }
+    parts = parts_of(corpus, options)
     tokens = {
         name: tokenize(part, tokenizer, labels=labels, task=corpus.task, max_length=length)
         for name, part in parts.items()
@@ -70,6 +89,103 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
         median_length=int(tokens["train"].median_length),
         class_weights=tuple(class_weights(encoded, len(labels)).tolist()) if weighted else None,
     )
+
+
+def prepare_images(corpus: ImageCorpus, model_name: str, config: Any, options: TrainOptions) -> Prepared:
+    """Encode the labels of all parts of images for a model; pixels are made a batch at a time."""
+    tokens = check_model_type(config).usual_length(config)
+    labels = model_labels(config, corpus.labels, head_is_trained=options.trains_head)
+    pixels = Pixels.of(image_shape(config), _preprocessor_of(model_name))
+    parts = parts_of(corpus, options)
+    rows = {name: encoded_images(part, labels, tokens) for name, part in parts.items() if part is not None}
+    weighted = class_weights(np.asarray(rows["train"]["labels"]), len(labels)).tolist()
+    return Prepared(
+        train=rows["train"],
+        validation=rows["validation"],
+        test=rows.get("test"),
+        collator=PixelCollator(pixels),
+        tokenizer=None,
+        info=CheckpointInfo("single-label", labels, None, training={"seed": options.seed, "pixels": pixels.to_json()}),
+        median_length=tokens,
+        class_weights=tuple(weighted) if options.class_weighting else None,
+    )
+
+
+def _preprocessor_of(model_name: str) -> dict[str, Any]:
+    """Return what a model folder or Hub name says about its pixels; nothing where it says nothing."""
+    try:
+        said, _ = ImageProcessingMixin.get_image_processor_dict(model_name)
+    except OSError:
+        return {}
+    return dict(said)
+
+
+def read_labelled_images(model: BudgetedModel, data: str, options: ReadOptions) -> tuple[Any, PixelCollator]:
+    """Return the labelled images of one part (the only one, or the test part) for a checkpoint, and their collator.
+
+    Raises:
+        DataError: labels that the model does not know.
+    """
+    check_image_options(options)
+    rows = read_image_part(data, options)
+    unknown = sorted(set(rows["label"]) - set(model.info.labels))
+    if unknown:
+        raise DataError(f"{data}: labels must be those of the model, {list(model.info.labels)}; got {unknown[:10]!r}")
+    saved = model.info.training.get("pixels")
+    pixels = Pixels.of(image_shape(model.config), {}) if saved is None else Pixels.from_json(saved)
+    return encoded_images(rows, model.info.labels, model.usual_length), PixelCollator(pixels)
+
+
+def check_reads_texts(config: Any) -> None:
+    """Refuse a model that reads something else.
+
+    Raises:
+        UnsupportedModelError: it reads images.
+    """
+    if check_model_type(config).image_tokens is not None:
+        raise UnsupportedModelError(
+            f"model must read texts here; got {config.model_type}, which reads images. Give an encoder of texts"
+        )
+
+
+BLOCK_TOKENS = 128  # of causal-lm where nothing is said: what a model takes would be a few slow steps
+
+
+def _prepare_blocks(corpus: Corpus, tokenizer: Any, config: Any, options: TrainOptions) -> Prepared:
+    """Pack all parts of a corpus into blocks for a causal language model.
+
+    Raises:
+        DataError: an encoder, or too few texts.
+    """
+    if not check_model_type(config).causal:
+        raise DataError(
+            f"task {CAUSAL_LM} must have a decoder, GPT-2 or Llama for example; got a {config.model_type} model. "
+            "Give another model, or data with labels"
+        )
+    length = min(options.max_length or BLOCK_TOKENS, token_limit(tokenizer, config))
+    parts = parts_of(corpus, options)
+    blocks = {name: pack_blocks(part, tokenizer, length) for name, part in parts.items() if part is not None}
+    for name, part in blocks.items():
+        stderr.print(f"- {name}: {len(part):,} blocks of {length} tokens", markup=False, soft_wrap=True)
+    return Prepared(
+        train=blocks["train"],
+        validation=blocks["validation"],
+        test=blocks.get("test"),
+        collator=Collator(tokenizer),
+        tokenizer=tokenizer,
+        info=CheckpointInfo(CAUSAL_LM, (), length, training={"seed": options.seed}),
+        median_length=length,
+        class_weights=None,
+    )
+
+
+def parts_of(corpus: Corpus | ImageCorpus, options: TrainOptions) -> dict[str, Any]:
+    """Return the rows of every part that are used; of a part that is not there None."""
+    return {
+        "train": some_rows(corpus.train, options.max_train_rows, options.seed),
+        "validation": some_rows(corpus.validation, options.max_validation_rows, options.seed),
+        "test": corpus.test,
+    }
 
 
 def some_rows(rows: Any, most: int | None, seed: int) -> Any:
@@ -117,19 +233,29 @@ def load_tokenizer_of(model_name: str) -> Any:
 def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool) -> Any:
     """Return the encoder with a classifier for the labels, in float32; only the head may be new, if it is trained.
 
+    For causal-lm: the decoder with the projection to its vocabulary, nothing of it new.
+
     Raises:
         CheckpointError: a weight is missing or unreadable, or the model has a classifier of another size.
     """
     names = dict(enumerate(info.labels))
-    problem = "multi_label_classification" if info.task == "multi-label" else "single_label_classification"
+    images = check_model_type(load_config(model_name)).image_tokens is not None
+    auto: Any = (
+        transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
+    )
+    head: dict[str, Any] = {
+        "num_labels": len(names),
+        "id2label": names,
+        "label2id": {name: i for i, name in names.items()},
+        "problem_type": "multi_label_classification" if info.task == "multi-label" else "single_label_classification",
+    }
+    if info.task == CAUSAL_LM:
+        auto, head, head_is_trained = transformers.AutoModelForCausalLM, {}, False
     try:
         with quiet_transformers():
-            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model, report = auto.from_pretrained(
                 model_name,
-                num_labels=len(names),
-                id2label=names,
-                label2id={name: i for i, name in names.items()},
-                problem_type=problem,
+                **head,
                 dtype=torch.float32,
                 output_loading_info=True,
                 trust_remote_code=False,
@@ -153,6 +279,8 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
     lost = [name for name in missing if name.startswith(prefix) and ".pooler." not in name]
     if lost:
         raise CheckpointError(f"model must hold all encoder weights; {model_name!r} lacks {', '.join(lost[:5])}")
+    if missing and info.task == CAUSAL_LM:
+        raise CheckpointError(f"model must hold all weights of its language head; {model_name!r} lacks {missing[:5]}")
     if missing and not head_is_trained:
         raise CheckpointError(
             f"model must be fine-tuned already to train with warm_epochs 0; {model_name!r} lacks "

@@ -57,6 +57,27 @@ class Quality:
         return cls(**{**record, "class_f1": tuple(record.get("class_f1", ()))})
 
 
+@dataclass(frozen=True)
+class Perplexity:
+    """What one budget scores on texts.
+
+    Attributes:
+        budget: The budget.
+        perplexity: ``exp(loss)``: 1 is certainty, the size of the vocabulary is a guess.
+        loss: Mean negative log-likelihood of a token, in nats.
+        tokens: How many tokens were predicted.
+    """
+
+    budget: float
+    perplexity: float
+    loss: float
+    tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return asdict(self)
+
+
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Return the share of rows (N,) that are right, or of rows (N, C) that are right in every column."""
     return float(np.mean(_correct(*_paired("predictions", predictions, "labels", labels))))

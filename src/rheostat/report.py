@@ -15,13 +15,14 @@ from rich.text import Text
 
 from rheostat.errors import OptionError, missing
 from rheostat.measure import NO_SPEEDUP, LatencyTable, Measurement
-from rheostat.quality import FULL_BUDGET, Quality
+from rheostat.quality import FULL_BUDGET, Perplexity, Quality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEADER = ("budget", "accuracy", "macro F1", "MACs", "parameters", "latency", "speedup")
+QUALITY = ("accuracy", "macro F1")
+COSTS = ("MACs", "parameters", "latency", "speedup")
 BRACKETS = "In brackets: 95 % intervals of the accuracy's difference to the full model, in points, and of the speedup."
 NOTHING = "-"
 
@@ -32,7 +33,7 @@ class OperatingPoint:
 
     `budget` was asked for and `share` is what the subnet costs (fractions of the full model). Kept units are
     totals over all layers. Accuracy, macro F1 and the expected calibration errors (raw: without temperature) are
-    fractions; the drop is in points against the full model.
+    fractions; the drop is in points against the full model. A language model has a perplexity instead.
     What was not measured is None.
     """
 
@@ -54,6 +55,7 @@ class OperatingPoint:
     verdict: str | None = None
     calibration_error: float | None = None
     calibration_error_raw: float | None = None
+    perplexity: float | None = None
 
     @classmethod
     def join(
@@ -65,7 +67,7 @@ class OperatingPoint:
         params: int,
         kept_heads: int,
         kept_neurons: int,
-        quality: Quality | None = None,
+        quality: Quality | Perplexity | None = None,
         measurement: Measurement | None = None,
     ) -> OperatingPoint:
         """Return one point from a subnet's figures and, where there are any, its quality and its latency.
@@ -95,7 +97,9 @@ class OperatingPoint:
         return cls(**record)
 
 
-def _quality_fields(quality: Quality | None) -> dict[str, Any]:
+def _quality_fields(quality: Quality | Perplexity | None) -> dict[str, Any]:
+    if isinstance(quality, Perplexity):
+        return {"perplexity": quality.perplexity}
     names = (
         "accuracy", "macro_f1", "drop_points", "drop_low", "drop_high", "calibration_error", "calibration_error_raw",
     )  # fmt: skip
@@ -115,16 +119,18 @@ def render_table(points: Sequence[OperatingPoint], conditions: Mapping[str, Any]
     # No padding and no edge: with all its intervals the table just fits the 80 columns of a pipe.
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, caption_justify="left")
     table.caption = _caption(points, conditions)
-    for column in HEADER:
+    for column in _header(points):
         table.add_column(column, justify="right")
     for point in _sorted(points):
-        table.add_row(*_cells(point))
+        table.add_row(*_cells(point, points))
     return table
 
 
 def to_markdown(points: Sequence[OperatingPoint], conditions: Mapping[str, Any] | None = None) -> str:
     """Return the points as a Markdown table, smallest budget first, the conditions below it."""
-    lines = [_pipes(HEADER), _pipes(["---:"] * len(HEADER)), *(_pipes(_cells(point)) for point in _sorted(points))]
+    header = _header(points)
+    rows = (_pipes(_cells(point, points)) for point in _sorted(points))
+    lines = [_pipes(header), _pipes(["---:"] * len(header)), *rows]
     caption = _caption(points, conditions).plain
     return "\n".join([*lines, *(["", caption] if caption else [])]) + "\n"
 
@@ -142,11 +148,20 @@ def _pipes(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cells(point: OperatingPoint) -> tuple[str, ...]:
+def _header(points: Sequence[OperatingPoint]) -> tuple[str, ...]:
+    return ("budget", *(("perplexity",) if _of_texts(points) else QUALITY), *COSTS)
+
+
+def _of_texts(points: Sequence[OperatingPoint]) -> bool:
+    """Return whether the points are those of a language model."""
+    return any(point.perplexity is not None for point in points)
+
+
+def _cells(point: OperatingPoint, points: Sequence[OperatingPoint]) -> tuple[str, ...]:
+    perplexity = NOTHING if point.perplexity is None else _digits(point.perplexity)
     return (
         f"{point.budget:g}",
-        _accuracy(point),
-        _percent(point.macro_f1),
+        *((perplexity,) if _of_texts(points) else (_accuracy(point), _percent(point.macro_f1))),
         _short(point.macs),
         _short(point.params),
         NOTHING if point.latency_ms_p50 is None else f"{_digits(point.latency_ms_p50)} ms",
@@ -193,7 +208,7 @@ def _digits(value: float) -> str:
 
 
 def _caption(points: Sequence[OperatingPoint], conditions: Mapping[str, Any] | None) -> Text:
-    has_intervals = any("[" in cell for point in points for cell in _cells(point))
+    has_intervals = any("[" in cell for point in points for cell in _cells(point, points))
     stated = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (conditions or {}).items())
     errors = ", ".join(_calibration(point) for point in _sorted(points) if point.calibration_error is not None)
     calibration = f"Expected calibration error, without temperature in brackets: {errors}."

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
 from rheostat.corrections import Corrections
+from rheostat.data import CAUSAL_LM
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.families import check_model_type, find_spec
 from rheostat.forms import correction_sizes
@@ -74,7 +75,7 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
         if spec.prepare is None:
             base.save_pretrained(folder)
         else:
-            restored(base, spec, parts.order.shape.head_dim, parts.stored).save_pretrained(folder)  # type: ignore[operator]
+            restored(base, spec, parts.order.shape.width("head"), parts.stored).save_pretrained(folder)  # type: ignore[operator]
     save_file({name: tensor.contiguous() for name, tensor in parts.gates.state_dict().items()}, folder / GATES_FILE)
     if parts.corrections is not None:
         save_file(parts.corrections.to_tensors(), folder / CORRECTIONS_FILE)
@@ -106,7 +107,7 @@ def read_budgeted(folder: Path, manifest: dict[str, Any]) -> BudgetedParts:
     spec = find_spec(base)
     if spec.prepare is not None:
         spec.prepare(base)
-        permute(base, spec, order.shape.head_dim, stored)
+        permute(base, spec, order.shape.width("head"), stored)
     corrections = None
     if manifest.get("corrected"):
         corrections = Corrections.from_tensors(read_tensors(folder / CORRECTIONS_FILE), correction_sizes(base, spec))
@@ -284,6 +285,10 @@ def card_table(info: CheckpointInfo) -> str:
     """Return the evaluation table as Markdown, or an empty text."""
     if not info.evaluation:
         return ""
+    if info.task == CAUSAL_LM:
+        lines = [f"| {r['budget']:g} | {r['perplexity']:.2f} |" for r in info.evaluation]
+        tokens = info.evaluation[0].get("tokens")
+        return "\n".join([f"Validation tokens: {tokens}.", "", "| budget | perplexity |", "| --- | --- |", *lines])
     rows = [f"| {r['budget']:g} | {r['accuracy']:.4f} | {r['macro_f1']:.4f} |" for r in info.evaluation]
     rows_in = info.evaluation[0].get("rows")
     head = [f"Validation rows: {rows_in}.", "", "| budget | accuracy | macro F1 |", "| --- | --- | --- |"]

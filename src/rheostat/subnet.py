@@ -16,7 +16,10 @@ DEFAULT_NEURON_BLOCK = 32  # the least width that SIMD kernels run at full speed
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of one layer: H attention heads and F feed-forward neurons."""
+    """Sizes of one layer: H heads and F feed-forward neurons.
+
+    Where query heads share keys and values (:attr:`ModelShape.query_heads`), a head is such a group as a whole.
+    """
 
     num_attention_heads: int
     intermediate_size: int
@@ -24,19 +27,38 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model, a layer at a time; ``head_dim`` is stated and never derived from a head count."""
+    """Sizes of a model, a layer at a time; ``head_dim`` is stated and never derived from a head count.
+
+    Attributes:
+        hidden_size: E.
+        head_dim: D.
+        layers: Heads and neurons of each layer.
+        query_heads: Query heads of a head: 1, or as many as share a key/value head, which can't be parted.
+    """
 
     hidden_size: int
     head_dim: int
     layers: tuple[LayerShape, ...]
+    query_heads: int = 1
 
     @classmethod
     def uniform(
-        cls, num_layers: int, num_attention_heads: int, head_dim: int, intermediate_size: int, hidden_size: int
+        cls,
+        num_layers: int,
+        num_attention_heads: int,
+        head_dim: int,
+        intermediate_size: int,
+        hidden_size: int,
+        *,
+        query_heads: int = 1,
     ) -> ModelShape:
         """Return the shape of a model whose layers are all alike."""
         layer = LayerShape(num_attention_heads, intermediate_size)
-        return cls(hidden_size, head_dim, (layer,) * num_layers)
+        return cls(hidden_size, head_dim, (layer,) * num_layers, query_heads)
+
+    def width(self, kind: Kind) -> int:
+        """Return how many inputs of the output projection belong to one head (all its query heads') or neuron."""
+        return self.head_dim * self.query_heads if kind == "head" else 1
 
     def size(self, layer: int, kind: Kind) -> int:
         """Return how many heads or neurons ``layer`` has."""
@@ -45,11 +67,13 @@ class ModelShape:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
+        grouped = {"query_heads": self.query_heads} if self.query_heads > 1 else {}
         return {
             "hidden_size": self.hidden_size,
             "head_dim": self.head_dim,
             "num_attention_heads": [layer.num_attention_heads for layer in self.layers],
             "intermediate_size": [layer.intermediate_size for layer in self.layers],
+            **grouped,
         }
 
     @classmethod
@@ -57,7 +81,7 @@ class ModelShape:
         """Return the shape that ``to_json`` wrote."""
         pairs = zip(record["num_attention_heads"], record["intermediate_size"], strict=True)
         layers = tuple(LayerShape(int(heads), int(neurons)) for heads, neurons in pairs)
-        return cls(int(record["hidden_size"]), int(record["head_dim"]), layers)
+        return cls(int(record["hidden_size"]), int(record["head_dim"]), layers, int(record.get("query_heads", 1)))
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,19 @@ def _positions(kept: Iterable[int], size: int, what: str) -> Sequence[int]:
     return range(len(positions)) if not positions or positions[-1] == len(positions) - 1 else positions
 
 
+def _whole_groups(query_heads: set[int], size: int, layer: int) -> list[int]:
+    """Return the groups that these query heads make up."""
+    groups = sorted({head // size for head in query_heads})
+    counts = {group: len(query_heads & set(range(group * size, (group + 1) * size))) for group in groups}
+    parted = [f"{count} of {size} of group {group}" for group, count in counts.items() if count < size]
+    if parted:
+        raise OptionError(
+            f"query heads of layer {layer} must be whole groups of {size} that share a key/value head; got "
+            f"{', '.join(parted)}. Keep or remove a group as a whole"
+        )
+    return groups
+
+
 @dataclass(frozen=True)
 class Subnet:
     """The hard choice: kept heads and neurons of each layer, as positions in the stored order.
@@ -150,6 +187,18 @@ class Subnet:
     def prefix(cls, shape: ModelShape, head_counts: Sequence[int], neuron_counts: Sequence[int]) -> Subnet:
         """Return the subnet that keeps the first heads and neurons of every layer."""
         return cls.of(shape, [range(n) for n in head_counts], [range(n) for n in neuron_counts])
+
+    @classmethod
+    def of_query_heads(
+        cls, shape: ModelShape, query_heads: Sequence[Iterable[int]], neurons: Sequence[Iterable[int]]
+    ) -> Subnet:
+        """Return the subnet that keeps these query heads, numbered as in the model: whole groups that share keys.
+
+        Raises:
+            OptionError: part of a group, or see :meth:`of`.
+        """
+        groups = [_whole_groups(set(kept), shape.query_heads, layer) for layer, kept in enumerate(query_heads)]
+        return cls.of(shape, groups, neurons)
 
     @classmethod
     def full(cls, shape: ModelShape) -> Subnet:
@@ -204,7 +253,7 @@ class Subnet:
     def kept_shape(self) -> ModelShape:
         """Return the shape of the materialized model."""
         layers = tuple(LayerShape(h, n) for h, n in zip(self.head_counts, self.neuron_counts, strict=True))
-        return ModelShape(self.shape.hidden_size, self.shape.head_dim, layers)
+        return ModelShape(self.shape.hidden_size, self.shape.head_dim, layers, self.shape.query_heads)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedConfig
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
-from rheostat.architectures import ArchitectureSpec, linear_at
+from rheostat.architectures import ArchitectureSpec, image_shape
 from rheostat.corrections import Corrections
 from rheostat.errors import OptionError
-from rheostat.families import find_spec
+from rheostat.families import check_model_type, find_spec, known_model_types
 from rheostat.forms import correction_sizes
 from rheostat.importance import Importance
 from rheostat.materialize import materialize
@@ -32,23 +32,32 @@ from rheostat.model import BudgetedModel, load, wrap
 from rheostat.subnet import ModelShape, Subnet
 
 aten = torch.ops.aten
-LAYERS, HEADS, NEURONS, HIDDEN, VOCABULARY, LENGTH = 3, 3, 40, 24, 40, 9
+LAYERS, HEADS, HEAD_DIM, NEURONS, HIDDEN, VOCABULARY, LENGTH = 3, 3, 8, 40, 24, 40, 9
 FORMS_AGREE = 1e-5  # float32
+ATTENTIONS = ("eager", "sdpa")
 
 
-def tiny_config(spec: ArchitectureSpec, **changes: Any) -> PreTrainedConfig:
-    """Return a config of the family's first model type: 3 layers, 3 heads x 8, 40 neurons, 40 tokens, 3 labels."""
+def tiny_config(spec: ArchitectureSpec, model_type: str | None = None, **changes: Any) -> PreTrainedConfig:
+    """Return a config of a family: 3 layers, 3 heads x 8, 40 neurons, 3 labels; 40 tokens, or images of 3 x 12 x 12.
+
+    Args:
+        spec: The family.
+        model_type: One of its types; by default the first.
+        changes: Of the config.
+    """
+    texts = {"vocab_size": VOCABULARY, "max_position_embeddings": 32, "pad_token_id": 1}
+    if spec.causal:
+        texts |= {"bos_token_id": 3, "eos_token_id": 2}
+    images = {"image_size": 12, "patch_size": 4, "num_channels": 3}
     sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "num_attention_heads": HEADS,
         "num_hidden_layers": LAYERS,
         spec.neurons_in_config: NEURONS,
-        "max_position_embeddings": 32,
-        "pad_token_id": 1,
         "num_labels": 3,
+        **(texts if spec.image_tokens is None else images),
     }
-    return transformers.AutoConfig.for_model(spec.model_types[0], **{**sizes, **changes})
+    return transformers.AutoConfig.for_model(model_type or spec.model_types[0], **{**sizes, **changes})
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
@@ -57,7 +66,7 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name.lower() and name.endswith("weight"):
+            if parameter.dim() == 1 and name.endswith("weight"):  # of a norm: no other weight is a vector
                 parameter.copy_(1.0 + 0.3 * noise)
             else:
                 parameter.copy_((0.3 if name.endswith("bias") else 0.25) * noise)
@@ -90,6 +99,12 @@ def token_batch(padding: str = "right", *, batch: int = 3, length: int = LENGTH,
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def image_batch(config: Any, *, batch: int = 3, seed: int = 1) -> dict[str, Tensor]:
+    """Return pixels (B, channels, height, width) of the size that a config names."""
+    generator = torch.Generator().manual_seed(seed)
+    return {"pixel_values": torch.randn(batch, *image_shape(config), generator=generator)}
+
+
 class CountedMacs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the multiply-accumulates of every matrix product within the block, those of fused attention included."""
 
@@ -105,6 +120,10 @@ class CountedMacs(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macs += args[0].numel() * args[1].shape[-1]
         elif name in (aten.addmm, aten.baddbmm):
             self.macs += args[1].numel() * args[2].shape[-1]
+        elif name is aten.convolution:
+            found = func(*args, **(kwargs or {}))
+            self.macs += found.shape[0] * found[0, 0].numel() * args[1].numel()
+            return found
         elif "scaled_dot_product" in str(name):
             (b, h, s, d), keys = args[0].shape, args[1].shape[-2]
             self.macs += 2 * b * h * s * keys * d
@@ -136,12 +155,33 @@ class Case:
 
     def __post_init__(self) -> None:
         """Make the model."""
-        config = copy.deepcopy(self.config)
-        made = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation=self.attention)
+        images = self.spec.image_tokens is not None
+        auto = transformers.AutoModelForImageClassification if images else AutoModelForSequenceClassification
+        object.__setattr__(self, "base", self.made(auto))
+
+    def made(self, auto: Any) -> Any:
+        """Return a model of random weights with the head of an ``AutoModelFor`` class."""
+        made = auto.from_config(copy.deepcopy(self.config), attn_implementation=self.attention)
         randomize(made)
         if self.spec.prepare is not None:
             self.spec.prepare(made)
-        object.__setattr__(self, "base", made.eval())
+        return made.eval()
+
+    @property
+    def paddings(self) -> tuple[str, ...]:
+        """Where there may be padding."""
+        return ("none",) if self.spec.image_tokens else ("none", "right", "left")
+
+    def batch(self, padding: str = "right", *, batch: int = 3, length: int = LENGTH) -> dict[str, Tensor]:
+        """Return inputs of the model: see :func:`token_batch`; pixels for one that reads images."""
+        if self.spec.image_tokens is not None:
+            return image_batch(self.config, batch=batch)
+        return token_batch(padding, batch=batch, length=length)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return how many tokens inputs may have: two examples, or what an image has."""
+        return (7, LENGTH) if self.spec.image_tokens is None else (self.spec.image_tokens(self.config),)
 
     def sorted(self) -> BudgetedModel:
         """Return a copy of the model under a budget, its heads and neurons moved about."""
@@ -149,9 +189,9 @@ class Case:
         model.order_by_importance(Importance(*(tuple(rng.random(n) for _ in range(LAYERS)) for n in (HEADS, NEURONS))))
         return model
 
-    def wrapped(self, **options: Any) -> BudgetedModel:
-        """Return a copy of the model under a budget."""
-        return wrap(copy.deepcopy(self.base), neuron_block=8, sequence_length=LENGTH, **options)
+    def wrapped(self, base: Any = None, **options: Any) -> BudgetedModel:
+        """Return a copy of the model, or of another ``base``, under a budget."""
+        return wrap(copy.deepcopy(base or self.base), neuron_block=8, sequence_length=self.lengths[-1], **options)
 
     def subnets(self) -> Iterator[tuple[str, Subnet]]:
         """Yield choices at every edge, with a name."""
@@ -165,37 +205,76 @@ def check_architecture(
 
     Args:
         spec: The family; :func:`rheostat.families.register` it first.
-        config: Of a model with 3 layers, 3 heads of width 8 and 40 neurons, 40 tokens and 3 labels;
-            by default :func:`tiny_config`, with biases where the family has a choice.
-        only: Names in :data:`CHECKS`; by default all of them.
+        config: Of a model with 3 layers, 3 heads of width 8 (or 3 key/value heads) and 40 neurons, 40 tokens and
+            3 labels; by default :func:`tiny_config`.
+        only: Names in :data:`CHECKS`; by default those of :func:`checks_of`.
 
     Raises:
         AssertionError: what does not hold, where.
         OptionError: an unknown check, another size, or a spec that is not registered.
     """
-    names = tuple(CHECKS) if only is None else tuple(only)
+    names = checks_of(spec) if only is None else tuple(only)
     unknown = sorted(set(names) - set(CHECKS))
     if unknown:
         raise OptionError(f"only must hold names among {', '.join(CHECKS)}; got {', '.join(unknown)}")
     chosen = tiny_config(spec) if config is None else config
     with torch.random.fork_rng(devices=[]):
-        for attention in ("eager", "sdpa"):
-            try:
-                case = Case(spec, chosen, attention)
-            except ValueError as error:  # as transformers says that a family has no such attention
-                if attention == "eager" or "attention implementation" not in str(error).lower():
-                    raise
+        for attention in ATTENTIONS:
+            case = _case(spec, chosen, attention)
+            if case is None:
                 continue
             if find_spec(case.base) is not spec:
                 raise OptionError(f"spec must be the registered one of {case.base.config.model_type!r}; it is another")
             shape = spec.shape(case.base)
-            if shape != ModelShape.uniform(LAYERS, HEADS, HIDDEN // HEADS, NEURONS, HIDDEN):
+            if shape != ModelShape.uniform(LAYERS, HEADS, HEAD_DIM, NEURONS, HIDDEN, query_heads=shape.query_heads):
                 raise OptionError(f"config must be of 3 layers x 3 heads x 8 and 40 neurons; got {shape}")
             for name in names:
                 try:
                     CHECKS[name](case)
                 except AssertionError as error:
-                    raise AssertionError(f"{spec.model_types[0]}, {attention}, {name}: {error}") from None
+                    raise AssertionError(f"{chosen.model_type}, {attention}, {name}: {error}") from None
+
+
+def checks_of(spec: ArchitectureSpec) -> tuple[str, ...]:
+    """Return the names of the checks that say something about a family."""
+    return tuple(name for name in CHECKS if spec.causal or name != "generation")
+
+
+def families_table() -> str:
+    """Return what is supported, a registered family a line, as a Markdown table."""
+    specs = {id(spec): spec for spec in map(_spec_of, known_model_types())}.values()  # in order of their first type
+    header = ("`config.model_type`", "reads", "a head is", "neurons", "attention", "checks")
+    lines = [f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
+    with torch.random.fork_rng(devices=[]):
+        return "\n".join([*lines, *(_family_line(spec) for spec in specs)]) + "\n"
+
+
+def _spec_of(model_type: str) -> ArchitectureSpec:
+    return check_model_type(transformers.AutoConfig.for_model(model_type))
+
+
+def _family_line(spec: ArchitectureSpec) -> str:
+    config = tiny_config(spec)
+    inputs = len(spec.feed_forward.inputs) * spec.feed_forward.stacked
+    cells = (
+        ", ".join(f"`{name}`" for name in sorted(spec.model_types)),
+        "images" if spec.image_tokens is not None else "texts, and writes them" if spec.causal else "texts",
+        "a key/value head with its query heads" if hasattr(config, "num_key_value_heads") else "a head",
+        "gated" if inputs > 1 else "plain",
+        ", ".join(name for name in ATTENTIONS if _case(spec, config, name) is not None),
+        str(len(checks_of(spec))),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _case(spec: ArchitectureSpec, config: PreTrainedConfig, attention: str) -> Case | None:
+    """Return a model with an implementation of attention, or None if the family has no such."""
+    try:
+        return Case(spec, config, attention)
+    except ValueError as error:  # as transformers says it
+        if attention == "eager" or "attention implementation" not in str(error).lower():
+            raise
+        return None
 
 
 def _require(holds: object, message: str) -> None:
@@ -216,8 +295,8 @@ def _gap(one: Tensor, other: Tensor) -> float:
 def _check_equal(case: Case) -> None:
     """Gated = sliced = straight-through = materialized, whatever is kept and on whichever side the padding is."""
     model = case.wrapped()
-    for padding in ("none", "right", "left"):
-        inputs = token_batch(padding)
+    for padding in case.paddings:
+        inputs = case.batch(padding)
         for name, subnet in case.subnets():
             expected = _logits(model, inputs, subnet=subnet, form="gated")
             _require(torch.isfinite(expected).all(), f"{name}: not finite")
@@ -237,7 +316,7 @@ def _check_equal(case: Case) -> None:
 
 def _check_gradients(case: Case) -> None:
     """Gradients of slices are those of gates."""
-    model, inputs = case.wrapped(), token_batch()
+    model, inputs = case.wrapped(), case.batch()
 
     def gradients(subnet: Subnet, form: Any) -> dict[str, Tensor]:
         loss = model(**inputs, subnet=subnet, form=form).logits.square().sum()
@@ -277,9 +356,9 @@ def _check_costs(case: Case) -> None:
     """Multiply-accumulates and parameters of every choice are the counted ones."""
     shape = case.spec.shape(case.base)
     params = case.spec.params(shape, case.base)
-    for length in (7, LENGTH):
+    for length in case.lengths:
         table = case.spec.costs("macs", shape, case.base, length)
-        inputs = token_batch("none", batch=1, length=length)
+        inputs = case.batch("none", batch=1, length=length)
         for name, subnet in case.subnets():
             small = materialize(case.base, case.spec, subnet)
             found, wanted = counted_macs(small, inputs), table.total(subnet)
@@ -290,7 +369,7 @@ def _check_costs(case: Case) -> None:
 
 def _check_order(case: Case) -> None:
     """Sorting heads and neurons in place changes nothing but the rounding."""
-    model, inputs = case.sorted(), token_batch()
+    model, inputs = case.sorted(), case.batch()
     gap = _gap(_logits(case.base, inputs), _logits(model, inputs))
     _require(gap < FORMS_AGREE, f"the full model changed by {gap:.2g}")
     moved = any(ids != tuple(range(len(ids))) for ids in (*model.stored.heads, *model.stored.neurons))
@@ -302,7 +381,7 @@ def _check_order(case: Case) -> None:
 
 def _check_saving(case: Case) -> None:
     """What is loaded answers exactly as what was saved, and transformers alone reads the model of a checkpoint."""
-    inputs = token_batch()
+    inputs = case.batch()
     with tempfile.TemporaryDirectory() as folder:
         model, whole = case.sorted(), Path(folder) / "whole"
         model.save_pretrained(whole)
@@ -311,7 +390,7 @@ def _check_saving(case: Case) -> None:
         for budget in (1.0, 0.5, model.floor):
             same = torch.equal(_logits(model, inputs, budget=budget), _logits(again, inputs, budget=budget))
             _require(same, f"the checkpoint answers otherwise at {budget:.3f}")
-        plain = transformers.AutoModelForSequenceClassification.from_pretrained(whole)
+        plain = type(case.base).from_pretrained(whole)
         gap = _gap(_logits(case.base, inputs), _logits(plain.eval(), inputs))
         _require(gap < FORMS_AGREE, f"transformers alone reads a model that differs by {gap:.2g}")
         for i, (name, subnet) in enumerate(case.subnets()):
@@ -326,7 +405,7 @@ def _check_recording(case: Case) -> None:
     """Attentions and hidden states of every layer are recorded, those of removed heads are not."""
     if case.attention != "eager":  # no other computes attentions
         return
-    model, inputs = case.wrapped(), token_batch()
+    model, inputs = case.wrapped(), case.batch()
     wanted = {"output_attentions": True, "output_hidden_states": True}
     subnet = odd_subnets(model.shape)["no attention in one layer"]
     with torch.no_grad():
@@ -339,6 +418,7 @@ def _check_recording(case: Case) -> None:
         ("materialized", small, [2, 0, 3]),
         ("full", full, [3] * 3),
     ):
+        heads = [count * model.shape.query_heads for count in heads]
         found = [a.shape[1] for a in output.attentions]
         _require(found == heads, f"{name}: attentions of {found} heads instead of {heads}")
         _require(len(output.hidden_states) == LAYERS + 1, f"{name}: {len(output.hidden_states)} hidden states")
@@ -351,8 +431,7 @@ def _check_kept(case: Case) -> None:
     model = case.wrapped()
     for parameter in model.base.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
-    frozen = linear_at(case.spec.layer_list(model.base)[0], case.spec.attention.output)
-    frozen.requires_grad_(False)
+    case.spec.layer_list(model.base)[0].get_submodule(case.spec.attention.output).requires_grad_(False)
     for name, subnet in case.subnets():
         small = model.materialize(subnet=subnet)
         _require({p.dtype for p in small.parameters()} == {torch.bfloat16}, f"{name}: another dtype")
@@ -369,7 +448,7 @@ def _check_checkpointing(case: Case) -> None:
     """Recomputed forwards see the budget of their first one."""
     if not case.base.supports_gradient_checkpointing:
         return
-    inputs = token_batch()
+    inputs = case.batch()
 
     def gradients(model: BudgetedModel) -> dict[str, Tensor]:
         model.train()
@@ -408,7 +487,7 @@ def _check_export(case: Case) -> None:
 
 def _check_corrections(case: Case) -> None:
     """Corrected biases and norms are the same in every form, saved, and exported; they are nothing at budget 1."""
-    model, plain, inputs = case.wrapped(), case.wrapped(), token_batch()
+    model, plain, inputs = case.wrapped(), case.wrapped(), case.batch()
     model.corrections = Corrections((0.3, 0.6), correction_sizes(model.base, case.spec))
     generator = torch.Generator().manual_seed(0)
     for point in model.corrections.points:
@@ -439,6 +518,50 @@ def _check_corrections(case: Case) -> None:
             _require(same, f"the corrected checkpoint answers otherwise at {budget:.3f}")
 
 
+def _check_generation(case: Case) -> None:
+    """A decoder writes the same with and without a cache, whatever is gone, and its vocabulary stays tied."""
+    if not case.spec.causal:
+        return
+    model = case.wrapped(case.made(transformers.AutoModelForCausalLM))
+    prompt, wanted = token_batch("left", batch=2, length=5), {"min_new_tokens": 6, "max_new_tokens": 6}
+    tables = {"macs": model.macs_table(5), "params": model.params_table()}
+    # The first layer is where transformers looks how long the cache is.
+    first = {"no attention in the first layer": Subnet.prefix(model.shape, [0, 3, 2], [16, 40, 0])}
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (name, subnet) in enumerate((*first.items(), *case.subnets())):
+            small = model.materialize(subnet=subnet)
+            small.save_pretrained(Path(folder) / str(i))
+            loaded: Any = load(Path(folder) / str(i))
+            loaded.set_attn_implementation(case.attention)
+            forms: dict[str, Any] = {"sliced": model.at(1.0, subnet=subnet), "materialized": small, "loaded": loaded}
+            expected = _greedy(model.at(1.0, subnet=subnet, form="gated"), prompt, 6)
+            for form, view in forms.items():
+                for cached in (True, False):
+                    found = view.generate(**prompt, use_cache=cached, do_sample=False, **wanted)
+                    how = f"{form}, {'with' if cached else 'without'} cache"
+                    _require(torch.equal(found, expected), f"{name}: {how} it writes otherwise")
+            tied = loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+            _require(tied == model.config.tie_word_embeddings, f"{name}: loaded, the vocabulary is {tied} tied")
+            _require(len(case.spec.layer_list(small)) == small.config.num_hidden_layers, f"{name}: other layers")
+            macs = counted_macs(small, token_batch("none", batch=1, length=5))
+            _require(macs == tables["macs"].total(subnet), f"{name}: {macs} multiply-accumulates counted")
+            params = sum(p.numel() for p in small.parameters())
+            _require(params == tables["params"].total(subnet), f"{name}: {params} parameters counted")
+
+
+@torch.no_grad()
+def _greedy(model: Any, prompt: dict[str, Tensor], count: int) -> Tensor:
+    """Return the prompt and ``count`` tokens more, (B, S + count), each the likeliest; no cache, nothing shared."""
+    ids, mask = prompt["input_ids"], prompt["attention_mask"]
+    for _ in range(count):
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        scores = model(input_ids=ids, attention_mask=mask, position_ids=places).logits[:, -1]
+        scores[:, model.config.eos_token_id] = -torch.inf
+        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], dim=1)
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+    return ids
+
+
 CHECKS: dict[str, Callable[[Case], None]] = {
     "equal": _check_equal,
     "gradients": _check_gradients,
@@ -450,5 +573,6 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "recording": _check_recording,
     "kept": _check_kept,
     "checkpointing": _check_checkpointing,
+    "generation": _check_generation,
     "export": _check_export,
 }

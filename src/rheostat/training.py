@@ -119,6 +119,11 @@ class StageTrainer(Trainer):
         loss = model(budgets=self.sampler(*self._part), **inputs)
         return (loss, {"loss": loss}) if return_outputs else loss
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write tied weights under every name: safetensors takes no memory twice, and resuming asks for all names."""
+        state = cast(nn.Module, self.model).state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, _apart(state))
+
     def _get_train_sampler(self, train_dataset: Any = None) -> RowOrder:
         """Return the order of the rows, the same on every rank: batches are dealt out to the ranks in turn."""
         rows = self.train_dataset if train_dataset is None else train_dataset
@@ -145,6 +150,16 @@ class StageTrainer(Trainer):
             }
             self.optimizer = cls([{"params": p, **settings[k]} for k, p in groups.items() if p], **kwargs)
         return self.optimizer
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in state.items():
+        found[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return found
 
 
 class ProgressToStderr(TrainerCallback):

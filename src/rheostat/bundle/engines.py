@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rheostat.errors import CheckpointError, OptionError, missing
 
 MEMORY = ("fast", "shared")
+PIXELS = ("pixel_values",)  # the inputs of a graph that reads images
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -25,12 +26,19 @@ class Session(Protocol):
         ...
 
 
-def fitted(inputs: Arrays, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def fitted(inputs: Arrays, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return the inputs that a graph knows, as int64; missing types are zeros, a missing mask is ones.
 
+    Of a graph that reads images: its pixels, as float32.
+
     Raises:
-        OptionError: no ``input_ids``, or arrays that are not (B, S) alike.
+        OptionError: no ``input_ids``, or arrays that are not (B, S) alike; or no pixels (B, channels, height, width).
     """
+    if tuple(names) == PIXELS:
+        pixels = np.asarray(inputs.get(PIXELS[0], 0), dtype=np.float32)
+        if pixels.ndim != 4 or 0 in pixels.shape:
+            raise OptionError(f"pixel_values must be (images, channels, height, width); got {np.shape(pixels)}")
+        return {PIXELS[0]: pixels}
     if "input_ids" not in inputs:
         raise OptionError(f"inputs must hold input_ids; got {', '.join(inputs) or 'nothing'}")
     ids = np.asarray(inputs["input_ids"], dtype=np.int64)
@@ -43,7 +51,10 @@ def fitted(inputs: Arrays, names: Sequence[str]) -> dict[str, NDArray[np.int64]]
 
 def _unfit(feed: Arrays, error: Exception) -> OptionError:
     """Return the error for arrays that a graph can't run: ids that are no words, or more tokens than it takes."""
-    ids, reason = feed["input_ids"], " ".join(str(error).split())[:200]
+    reason = " ".join(str(error).split())[:200]
+    if PIXELS[0] in feed:
+        return OptionError(f"pixel_values must fit the model; got shape {feed[PIXELS[0]].shape}: {reason}")
+    ids = feed["input_ids"]
     return OptionError(f"inputs must fit the model; got ids {ids.min()} to {ids.max()}, shape {ids.shape}: {reason}")
 
 

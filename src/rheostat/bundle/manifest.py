@@ -15,7 +15,7 @@ from rheostat.errors import BudgetError, CheckpointError
 BUNDLE_VERSION = 1
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "int8")
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
 NEAR = 1e-9  # 0.1 + 0.2 asks for 0.3
 
 

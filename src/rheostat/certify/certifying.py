@@ -152,6 +152,8 @@ class _CheckpointSubject:
         """Refuse what can't be measured."""
         from rheostat.timing import check_timed
 
+        if self.model.spec.image_tokens is not None:
+            raise OptionError("checkpoints to certify must read texts; got one of images. Use rheostat measure")
         check_timed(self.model, (), length=conditions.length, form="materialized")
         engine = engine_of(conditions.runtime)
         needed: tuple[str, ...] = ()

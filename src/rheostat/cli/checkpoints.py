@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
 from rheostat.cli.targeting import AskedSpeed, takes_target
 from rheostat.errors import OptionError
+
+if TYPE_CHECKING:
+    from rheostat.report import OperatingPoint
 
 DEFAULT_GRID = ",".join(f"{budget:g}" for budget in DEFAULT_BUDGETS)
 EVALUATED_FORMS = ("sliced", "gated", "soft")
@@ -45,32 +48,57 @@ def evaluate(
     read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval."""
+    """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval.
+
+    A language model reads texts alone, and its budgets get a perplexity; a vision model reads images.
+    """
     asked = parse_budgets(budgets)
     if form not in EVALUATED_FORMS:
         raise OptionError(f"form must be one of {', '.join(EVALUATED_FORMS)}; got {form!r}. The default is sliced")
     asked = shared.with_target(asked, speed.budget(folder))
     model = shared.load_budgeted(folder)
     asked = shared.in_reach(model, asked)
-    from rheostat import report
-    from rheostat.console import stderr, stdout
-    from rheostat.data import Collator, read_rows, tokenize
+    from rheostat.console import stderr
+    from rheostat.data import CAUSAL_LM, Collator, pack_blocks, read_rows, tokenize
     from rheostat.evaluation import evaluate_budgets
-    from rheostat.timing import operating_points
+    from rheostat.language import perplexities
+    from rheostat.preparing import read_labelled_images
+    from rheostat.timing import operating_points, vocabulary_note
 
     task = model.info.task or "single-label"
+    form_chosen: Any = form
+    if model.spec.image_tokens is not None:
+        labelled, collator = read_labelled_images(model, data, read())
+        qualities = evaluate_budgets(model, labelled, collator, asked, form=form_chosen)
+        conditions = {"data": Path(data).name, "images": len(labelled), "form": form}
+        _print_points(operating_points(model, asked, qualities=qualities), conditions, as_json=as_json)
+        return
     rows, notes = read_rows(data, read(task=task))
     for note in notes:
         stderr.print(f"- {note}", markup=False, soft_wrap=True)
     if model.tokenizer is None:
         raise OptionError(f"{folder!r} must hold a tokenizer to read texts; it does not. Save the checkpoint with one")
     length = model.info.max_length or model.tokenizer.model_max_length
+    conditions = {"data": Path(data).name, "rows": len(rows), "form": form}
+    if task == CAUSAL_LM:
+        blocks = pack_blocks(rows, model.tokenizer, length)
+        read_at = perplexities(model, blocks, Collator(model.tokenizer), asked, form=form_chosen)
+        points = operating_points(model, asked, qualities=read_at)
+        conditions |= {"blocks": f"{len(blocks):,} of {length} tokens", "vocabulary": vocabulary_note(model)}
+        _print_points(points, conditions, as_json=as_json)
+        return
     tokens = tokenize(rows, model.tokenizer, labels=model.info.labels, task=task, max_length=length)
     stderr.print(f"- {tokens.note()}", markup=False, soft_wrap=True)
-    form_chosen: Any = form
     qualities = evaluate_budgets(model, tokens.dataset, Collator(model.tokenizer), asked, form=form_chosen)
     points = operating_points(model, asked, qualities=qualities)
-    conditions = {"data": Path(data).name, "rows": len(tokens.dataset), "form": form}
+    _print_points(points, conditions, as_json=as_json)
+
+
+def _print_points(points: list[OperatingPoint], conditions: dict[str, Any], *, as_json: bool) -> None:
+    """Print the table on stdout."""
+    from rheostat import report
+    from rheostat.console import stdout
+
     if as_json:
         shared.print_json(report.to_json(points, conditions))
     else:

@@ -125,6 +125,10 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
         raise OptionError(
             "--max-drop must have validation results; the checkpoint has none. Train it with rheostat train"
         )
+    if any("accuracy" not in record for record in model.info.evaluation):
+        raise OptionError(
+            f"--max-drop must have accuracies; a {model.info.task} checkpoint has perplexities. Pass --budget"
+        )
     best = cheapest_within([Quality.from_json(record) for record in model.info.evaluation], max_drop)
     stderr.print(
         f"Budget {best.budget:g}: {best.drop_points:.2f} points below full on {best.rows:,} validation rows "

@@ -36,7 +36,11 @@ OPTIONS: Options = {
     ),
     "task": (
         Annotated[
-            str | None, typer.Option(help="single-label, multi-label or regression; by default detected and stated.")
+            str | None,
+            typer.Option(
+                help="single-label, multi-label or regression, by default detected and stated; or causal-lm, "
+                "which reads texts alone."
+            ),
         ],
         None,
     ),

@@ -32,7 +32,10 @@ def add_to(app: typer.Typer) -> None:
 @reads_texts()
 def train(
     model: Annotated[
-        str, typer.Option(help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, DistilBERT, ...).")
+        str,
+        typer.Option(
+            help="Folder or Hub name of a Hugging Face encoder (BERT, RoBERTa, ...) or decoder (GPT-2, Llama, ...)."
+        ),
     ],
     data: shared.DataSource,
     out: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],
@@ -76,7 +79,10 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows a batch and process.")] = 32,
     accumulation: Annotated[int, typer.Option(min=1, help="Batches a step, their gradients added up.")] = 1,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Longest text in tokens; by default what the model takes.")
+        int | None,
+        typer.Option(
+            min=2, help="Longest text in tokens; by default what the model takes, and blocks of 128 for causal-lm."
+        ),
     ] = None,
     sequence_length: Annotated[
         int | None,

@@ -28,13 +28,13 @@ from rheostat.compare.readings import Answers, Outcome, Reading, readings_of
 from rheostat.compare.table import Line, lines_of
 from rheostat.console import stderr
 from rheostat.cost import CostTable
-from rheostat.data import Corpus, ReadOptions, read_corpus
+from rheostat.data import CAUSAL_LM, Corpus, ReadOptions, read_corpus
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
 from rheostat.families import find_spec as architecture_of
 from rheostat.model import BudgetedModel, Form, load, wrap
 from rheostat.pipeline import train
-from rheostat.preparing import Prepared, load_tokenizer_of, prepare, some_rows
+from rheostat.preparing import Prepared, check_reads_texts, load_tokenizer_of, prepare, some_rows
 from rheostat.recipe import TrainOptions
 from rheostat.saving import load_config, quiet_transformers
 from rheostat.subnet import Subnet
@@ -144,7 +144,9 @@ class Comparison:
         if "linear" in methods and find_spec("sklearn") is None:
             raise missing("scikit-learn", "report")
         config = load_config(self.model_name)
-        read_corpus(self.data, self.read_options)
+        check_reads_texts(config)
+        if read_corpus(self.data, self.read_options).task == CAUSAL_LM:
+            raise OptionError(f"task must be one with labels to compare; got {CAUSAL_LM}. Leave --task out")
         with torch.device("meta"):
             empty = transformers.AutoModelForSequenceClassification.from_config(config)
         length = self.options.sequence_length or LIKELY_LENGTH

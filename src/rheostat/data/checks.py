@@ -53,7 +53,7 @@ def check_texts(dataset: Any) -> TextChecks:
     """Look at every text once, batch by batch; memory grows by some 20 bytes a row, to find repeats."""
     pc = require("pyarrow.compute")
     empty, punctuation, replaced = RowFinder(), RowFinder(), RowFinder()
-    keys, labels, row = np.empty(len(dataset), np.int64), np.empty(len(dataset), np.int32), 0
+    keys, labels, row = np.empty(len(dataset), np.int64), np.zeros(len(dataset), np.int32), 0
     columns = [name for name in ("text", "text_pair") if name in dataset.column_names]
     for table in dataset.with_format("arrow").iter(_BATCH_ROWS):
         texts = [table.column(name) for name in columns]
@@ -63,7 +63,8 @@ def check_texts(dataset: Any) -> TextChecks:
         replaced.add(pc.match_substring(texts[0], "\ufffd"), row)
         end = row + table.num_rows
         keys[row:end] = _keys([text.to_pylist() for text in texts], nothing.to_numpy(zero_copy_only=False), row)
-        labels[row:end] = _label_keys(table.column("label").to_pylist())
+        if "label" in dataset.column_names:
+            labels[row:end] = _label_keys(table.column("label").to_pylist())
         row = end
     groups = first_rows(keys)
     return TextChecks(

@@ -71,7 +71,8 @@ class HubSource:
         self.names = tuple(dataset.column_names)
         places = find_columns(self.names, options, where)
         self.columns = {role: self.names[place] for role, place in places.items()}
-        self.class_names = _class_names(dataset.features[self.columns["label"]])
+        labels = self.columns.get("label")
+        self.class_names = None if labels is None else _class_names(dataset.features[labels])
         self.dataset = dataset.select_columns(list(self.columns.values())).with_format("arrow")
         self.missing_texts = 0
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rheostat.data.checks import shared_rows
 from rheostat.data.columnar import HubSource
 from rheostat.data.optional import require
-from rheostat.data.options import DEFAULTS, FORMATS, REGRESSION, ReadOptions
+from rheostat.data.options import CAUSAL_LM, DEFAULTS, FORMATS, REGRESSION, ReadOptions
 from rheostat.data.rows import (
     Rows,
     RowSource,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import datasets
 
 SPLITS = ("train", "validation", "test")
-_SPLIT_NAMES = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -184,9 +184,10 @@ def plan_validation(train: Rows, options: ReadOptions, source: str) -> tuple[npt
             f"got {counted(len(dataset), 'row')} and {counted(len(train.counts), 'label')}. "
             "Add rows, or give a validation file"
         )
+    spread = {REGRESSION: "spread over the targets, ", CAUSAL_LM: ""}.get(task, "stratified by label, ")
     notes = [
         f"validation: {int(held.sum()):,} of {counted(len(dataset), 'row')} held out (share {share:g}, seed {seed}), "
-        f"{'spread over the targets' if task == REGRESSION else 'stratified by label'}, repeats on one side"
+        f"{spread}repeats on one side"
     ]
     return held, notes + split_notes(train.counts, dataset, held, task)
 
@@ -197,7 +198,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     known = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in FORMATS]
     for path in known:
         match = _SHARD.match(path.stem.lower())
-        split = _SPLIT_NAMES.get(match["split"]) if match else None
+        split = SPLIT_NAMES.get(match["split"]) if match else None
         if split is not None:
             files.setdefault(split, []).append(path)
     if "train" not in files:
@@ -230,7 +231,7 @@ def hub_sources(name: str, options: ReadOptions) -> dict[str, list[RowSource]]:
         ) from error
     found: dict[str, list[RowSource]] = {}
     for split, dataset in loaded.items():
-        known = _SPLIT_NAMES.get(split)
+        known = SPLIT_NAMES.get(split)
         if known is not None and known not in found:
             found[known] = [HubSource(dataset, options, f"{name} ({split})")]
     if "train" not in found:

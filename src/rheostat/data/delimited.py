@@ -61,7 +61,7 @@ class DelimitedSource:
         places = self._places(first[1])
         columns: Columns = {role: [] for role in places}
         picks = [(place, columns[role].append) for role, place in places.items()]
-        text_at, label_at = places["text"], places["label"]
+        text_at, label_at = places["text"], places.get("label", places["text"])
         chars = count = 0
         header_label = first[1][label_at] if self.options.header else None
         if not self.options.header:
@@ -109,8 +109,8 @@ class DelimitedSource:
             return find_columns(first, self.options, str(self.path), self.delimiter)
         self.names = tuple(str(number + 1) for number in range(len(first)))
         places = number_columns(len(first), self.options, str(self.path))
-        names = [first[places[role]].strip().lower() for role in ("text", "label")]
-        if names == [DEFAULTS.text_column, DEFAULTS.label_column]:
+        usual = {"text": DEFAULTS.text_column, "label": DEFAULTS.label_column}
+        if all(first[place].strip().lower() == usual.get(role) for role, place in places.items()):
             raise DataError(f"{self.path}, line 1: looks like a header ({first!r}). Leave out --no-header")
         return places
 

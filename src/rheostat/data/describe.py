@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rheostat.data.corpus import Parts, overlaps, plan_validation, read_parts
-from rheostat.data.options import DEFAULTS, ReadOptions, delimiter_of, file_format
+from rheostat.data.options import DEFAULTS, REGRESSION, ReadOptions, delimiter_of, file_format
 from rheostat.data.rows import Rows, check_trainable
 from rheostat.data.tasks import Found
 from rheostat.data.tokenizing import measure_lengths, token_limit
@@ -198,7 +198,7 @@ def _part(rows: Rows, tokenizer: Any, limit: int | None) -> PartReport:
 
 
 def _range(rows: Rows) -> tuple[float, float] | None:
-    if rows.counts:
+    if rows.task != REGRESSION:
         return None
     targets = rows.dataset.with_format("numpy")["label"][:]
     return float(np.min(targets)), float(np.max(targets))

@@ -11,7 +11,8 @@ from rheostat.errors import DataError, OptionError
 SINGLE_LABEL = "single-label"
 MULTI_LABEL = "multi-label"
 REGRESSION = "regression"
-TASKS = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+CAUSAL_LM = "causal-lm"  # the next token: texts are all there is
+TASKS = (SINGLE_LABEL, MULTI_LABEL, REGRESSION, CAUSAL_LM)
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = {
@@ -30,9 +31,9 @@ _SPELLED_DELIMITERS = {"\\t": "\t", "tab": "\t"}
 class ReadOptions:
     """Say how a labelled file is to be read.
 
-    `delimiter=None` takes "," for .csv and a tab for .tsv, and checks it against the column names.
-    `task=None` detects the task from the labels and states it. `label_separator` splits a label cell into several
-    labels. `quotes=False` reads quote characters as plain text. `validation_share` is the share (0 to 1) of the
+    `delimiter=None` takes "," for .csv and a tab for .tsv, and checks it against the column names. `task=None` detects
+    the task from the labels and states it; `causal-lm` reads no labels. `label_separator` splits a label cell into
+    several labels. `quotes=False` reads quote characters as plain text. `validation_share` is the share (0 to 1) of the
     training rows that is held out when no validation file is given.
 
     >>> ReadOptions(label_column="topic").label_column
@@ -68,8 +69,13 @@ class ReadOptions:
 
 
 def _check_columns(options: ReadOptions) -> None:
-    names = [options.text_column, options.label_column]
+    names = [options.text_column, *([] if options.task == CAUSAL_LM else [options.label_column])]
     if options.text_pair_column is not None:
+        if options.task == CAUSAL_LM:
+            raise OptionError(
+                f"text_pair_column must be left out with task {CAUSAL_LM}; got {options.text_pair_column!r}: "
+                "it reads one text a row. Join them in the file"
+            )
         names.append(options.text_pair_column)
     for name in names:
         if not isinstance(name, str) or not name.strip():

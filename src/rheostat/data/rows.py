@@ -13,7 +13,7 @@ from rheostat.data.columnar import ParquetSource
 from rheostat.data.delimited import DelimitedSource
 from rheostat.data.jsonl import JsonlSource
 from rheostat.data.optional import require
-from rheostat.data.options import DEFAULTS, MULTI_LABEL, REGRESSION, ReadOptions, file_format
+from rheostat.data.options import CAUSAL_LM, DEFAULTS, MULTI_LABEL, REGRESSION, ReadOptions, file_format
 from rheostat.data.store import open_stored, write_batches
 from rheostat.data.tasks import check_labels, choose_task, convert_labels, label_counts, survey_labels
 from rheostat.data.wording import counted
@@ -42,10 +42,10 @@ class RowSource(Protocol):
 class Rows:
     """One part of the data, read and checked."""
 
-    dataset: Any  # datasets.Dataset with text, [text_pair], label
+    dataset: Any  # datasets.Dataset with text, [text_pair], label; of causal-lm only text
     task: str
     reason: str  # why this task
-    counts: dict[str, int]  # rows of each label, in sorted order; empty for regression
+    counts: dict[str, int]  # rows of each label, in sorted order; empty for regression and causal-lm
     checks: TextChecks
     names: tuple[str, ...]  # all columns of the source
     formats: tuple[str, ...]  # how each source was understood
@@ -102,6 +102,10 @@ def load_rows(sources: Sequence[RowSource], options: ReadOptions, where: str) ->
     """Read sources into one checked dataset on disk."""
     stored = write_batches((batch for source in sources for batch in source.batches()), where)
     raw = open_stored(stored.path)
+    formats = tuple(source.format_note() for source in sources)
+    if options.task == CAUSAL_LM:
+        met = tuple(note for source in sources for note in source.notes(frozenset()))
+        return Rows(raw, CAUSAL_LM, "as set", {}, check_texts(raw), sources[0].names, formats, met)
     survey = survey_labels(raw)
     task, reason = choose_task(survey, options)
     check_labels(survey, task, options, where)
@@ -117,7 +121,6 @@ def load_rows(sources: Sequence[RowSource], options: ReadOptions, where: str) ->
     if task == MULTI_LABEL:
         warnings.extend(_unlabelled_note(dataset))
     warnings.extend(_name_notes(counts, task))
-    formats = tuple(source.format_note() for source in sources)
     return Rows(dataset, task, reason, counts, checks, sources[0].names, formats, tuple(warnings))
 
 
@@ -174,7 +177,7 @@ def with_task(options: ReadOptions, task: str) -> ReadOptions:
 
 def check_trainable(rows: Rows, where: str) -> None:
     """Raise DataError when nothing can be learned from the labels: one class only, or all different."""
-    if rows.task == REGRESSION:
+    if rows.task in (REGRESSION, CAUSAL_LM):
         return
     names = list(rows.counts)
     if not names or (len(names) == 1 and rows.task != MULTI_LABEL):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rheostat.data.checks import Groups
-from rheostat.data.options import MULTI_LABEL, REGRESSION
+from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION
 from rheostat.data.wording import listed
 
 _BINS = 10
@@ -21,7 +21,12 @@ Strata = npt.NDArray[np.int32]
 
 
 def strata(dataset: Any, task: str, counts: dict[str, int]) -> Strata:
-    """Return the stratum of each row, (N,): its label, its rarest label, or the tenth its target falls in."""
+    """Return the stratum of each row, (N,): its label, its rarest label, or the tenth its target falls in.
+
+    Rows without labels are all of one.
+    """
+    if task == CAUSAL_LM:
+        return np.zeros(len(dataset), np.int32)
     if task == REGRESSION:
         targets = np.fromiter((target for cells in _label_cells(dataset) for target in cells), np.float64, len(dataset))
         edges = np.quantile(targets, np.linspace(0, 1, _BINS + 1)[1:-1])
@@ -115,7 +120,7 @@ def split_notes(counts: dict[str, int], dataset: Any, held: npt.NDArray[np.bool_
 
 def _count_names(dataset: Any, rows: npt.NDArray[np.bool_], task: str) -> Counter[str]:
     counts: Counter[str] = Counter()
-    if task == REGRESSION:
+    if task in (REGRESSION, CAUSAL_LM):
         return counts
     start = 0
     for cells in _label_cells(dataset):

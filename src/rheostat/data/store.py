@@ -72,7 +72,9 @@ def write_batches(batches: Iterator[dict[str, Any]], where: str) -> Stored:
         writer = None
         for columns in batches:
             arrays = {role: _array(column, role) for role, column in columns.items()}
-            arrays["label"], changed = _trim(arrays["label"])
+            changed = 0
+            if "label" in arrays:
+                arrays["label"], changed = _trim(arrays["label"])
             batch = pa.RecordBatch.from_pydict(arrays)
             if writer is None:
                 schema = batch.schema

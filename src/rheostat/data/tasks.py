@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rheostat.data.optional import require
-from rheostat.data.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ReadOptions
+from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION, SINGLE_LABEL, ReadOptions
 from rheostat.data.store import BLANKS, rewrite_column
 from rheostat.data.wording import counted, listed
 from rheostat.errors import DataError
@@ -201,8 +201,8 @@ def _floats(names: list[str], where: str) -> npt.NDArray[np.float64]:
 
 
 def label_counts(dataset: Any, task: str) -> dict[str, int]:
-    """Return the rows of each label in sorted order of the labels; empty for regression."""
-    if task == REGRESSION:
+    """Return the rows of each label in sorted order of the labels; empty for regression and texts alone."""
+    if task in (REGRESSION, CAUSAL_LM):
         return {}
     pc = require("pyarrow.compute")
     counts: Counter[str] = Counter()

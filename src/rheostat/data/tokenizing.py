@@ -100,7 +100,9 @@ def with_inputs_of(tokenizer: Any, config: Any) -> Any:
     import transformers
 
     taken = inspect.signature(transformers.MODEL_MAPPING[type(config)].forward).parameters
-    names = [name for name in tokenizer.model_input_names if name in taken]
+    # GPT-2 has no table of token types: it would add the word of that number to every token
+    typed = hasattr(config, "type_vocab_size")
+    names = [name for name in tokenizer.model_input_names if name in taken and (typed or name != "token_type_ids")]
     if names != list(tokenizer.model_input_names):
         tokenizer = copy.copy(tokenizer)
         tokenizer.model_input_names = names

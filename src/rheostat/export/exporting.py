@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
+from rheostat.architectures import image_shape
 from rheostat.budget import check_budget, descending
-from rheostat.bundle.engines import open_session
+from rheostat.bundle.engines import PIXELS, Arrays, open_session
 from rheostat.bundle.manifest import ENGINES, BundleInfo, Graph, Point, write_bundle_info
 from rheostat.checkpoint import check_replaceable, is_checkpoint, replacing_folder
 from rheostat.console import stderr
@@ -70,6 +71,8 @@ def export(
     """
     check_request(out, format, validate, int8=int8, max_int8_drop=max_int8_drop, force=force)
     source = _checked_model(model)
+    if source.spec.image_tokens is not None and (validate is not None or int8):
+        raise OptionError("validate and int8 must be left out of a bundle that reads images: only texts are read here")
     chosen = _checked_budgets(budgets, source.floor)
     with replacing_folder(out) as folder:
         tokenizer = _write_tokenizer(source, folder)
@@ -142,7 +145,11 @@ def _write_float32(
 ) -> BundleInfo:
     """Write the graphs and the weights, and check the graphs against torch."""
     names = input_names(model)
-    examples = example_inputs(model.config, names, token_limit(model.tokenizer, model.config))
+    examples = (
+        example_images(model.config)
+        if tuple(names) == PIXELS
+        else example_inputs(model.config, names, token_limit(model.tokenizer, model.config))
+    )
     expected = []
     shown = track(budgets, "Exporting", console=stderr, transient=True) if stderr.is_terminal else budgets
     for budget in shown:
@@ -175,6 +182,8 @@ def graph_file(budget: float) -> str:
 
 def input_names(model: BudgetedModel) -> list[str]:
     """Return the names of the graphs' inputs: what the tokenizer gives, or what the model tells apart."""
+    if model.spec.image_tokens is not None:
+        return list(PIXELS)
     names = ["input_ids", "attention_mask"]
     if model.tokenizer is not None:
         has_types = "token_type_ids" in model.tokenizer.model_input_names
@@ -185,7 +194,7 @@ def input_names(model: BudgetedModel) -> list[str]:
 
 def _point(model: BudgetedModel, folder: Path, engine: str, budget: float) -> Point:
     """Return what a point keeps, costs and computes."""
-    subnet, length = model.subnet(budget), model.costs.sequence_length or 128
+    subnet, length = model.subnet(budget), model.usual_length
     path = folder / graph_file(budget)
     return Point(
         budget=budget,
@@ -198,7 +207,7 @@ def _point(model: BudgetedModel, folder: Path, engine: str, budget: float) -> Po
     )
 
 
-def torch_logits(model: Any, inputs: Mapping[str, NDArray[np.int64]], classes: int) -> NDArray[np.float32]:
+def torch_logits(model: Any, inputs: Arrays, classes: int) -> NDArray[np.float32]:
     """Return the logits (B, C) of a model on the CPU.
 
     Raises:
@@ -220,7 +229,7 @@ def check_parity(
     path: Path,
     engine: str,
     names: Sequence[str],
-    examples: Sequence[Mapping[str, NDArray[np.int64]]],
+    examples: Sequence[Arrays],
     expected: Sequence[NDArray[np.float32]],
 ) -> float:
     """Return the largest difference between a graph and torch over the shapes, over the largest logit above 1.
@@ -242,7 +251,7 @@ def check_parity(
     return worst
 
 
-def example_inputs(config: Any, names: Sequence[str], longest: int) -> list[dict[str, NDArray[np.int64]]]:
+def example_inputs(config: Any, names: Sequence[str], longest: int) -> list[dict[str, NDArray[Any]]]:
     """Return token arrays of every checked shape, with padding where there is more than one row."""
     rng = np.random.default_rng(0)
     found = []
@@ -257,6 +266,13 @@ def example_inputs(config: Any, names: Sequence[str], longest: int) -> list[dict
         }
         found.append({name: arrays[name] for name in names})
     return found
+
+
+def example_images(config: Any) -> list[dict[str, NDArray[Any]]]:
+    """Return pixels of every checked number of images."""
+    rng = np.random.default_rng(0)
+    counts = sorted({rows for rows, _ in SHAPES})
+    return [{PIXELS[0]: rng.standard_normal((rows, *image_shape(config)), np.float32)} for rows in counts]
 
 
 def _write_tokenizer(model: BudgetedModel, folder: Path) -> dict[str, Any] | None:

@@ -16,8 +16,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function
+from transformers.pytorch_utils import Conv1D
 
-from rheostat.architectures import ArchitectureSpec, SubLayerSpec
+from rheostat.architectures import ArchitectureSpec, SubLayerSpec, image_shape
+from rheostat.bundle.engines import PIXELS
 
 OPSET = 20  # the first with Gelu as an operator
 ATTENTION = "rheostat_export"
@@ -26,23 +29,49 @@ MASKED = -1e30  # added to the scores of padding; finite, so that a row without 
 
 
 def plain_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with matrix products and a softmax: (B, H, S, D) to (B, S, H, D)."""
-    scores = (query @ key.transpose(-1, -2)) * scaling + attention_mask
+    """Attend with matrix products and a softmax: (B, H, S, D) to (B, S, H, D); keys and values may have fewer heads."""
+    key, value = (_a_head_each(shared, query.shape[1]) for shared in (key, value))
+    scores = (query @ key.transpose(-1, -2)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
     return (scores.softmax(-1) @ value).transpose(1, 2), None
 
 
+def _a_head_each(shared: Tensor, heads: int) -> Tensor:
+    """Return the keys or values (B, groups, S, D) of every query head, (B, H, S, D)."""
+    batch, groups, length, width = shared.shape
+    if groups == heads:
+        return shared
+    return shared[:, :, None].expand(batch, groups, heads // groups, length, width).reshape(batch, heads, length, width)
+
+
 def fused_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend in one operator of ONNX Runtime, which takes projections, and the (B, S) mask or scores as they are."""
     batch, heads, length, width = query.shape
+    key, value = (_a_head_each(shared, heads) for shared in (key, value))
     rows = (batch, length, heads * width)
-    masks = (attention_mask,) if attention_mask.dim() == 2 else (None, attention_mask)
+    masks: tuple[Tensor | None, ...] = ()
+    if attention_mask is not None:
+        masks = (attention_mask,) if attention_mask.dim() == 2 else (None, attention_mask)
     out = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
-        (*(x.transpose(1, 2).reshape(rows) for x in (query, key, value)), None, *masks),
+        (*(x.transpose(1, 2).reshape(rows) for x in (query, key, value)), *((None, *masks) if masks else ())),
         attrs={"num_heads": heads, "scale": float(scaling)},
         dtype=query.dtype,
         shape=rows,
@@ -51,20 +80,24 @@ def fused_attention(
     return out.reshape(batch, length, heads, width), None
 
 
-def additive_mask(*_: Any, attention_mask: Tensor, local_size: int | None = None, **more: Any) -> Tensor:
-    """Return what is added to the scores, (B, 1, 1, S), or (B, 1, S, S) where tokens see their neighbours only."""
+def additive_mask(*_: Any, attention_mask: Tensor | None, mask_function: Any, **more: Any) -> Tensor | None:
+    """Return what is added to the scores, (B, 1, 1, S), or (B, 1, S, S) where tokens do not see all others.
+
+    None for images, which have no padding.
+    """
+    if attention_mask is None:
+        return None
     seen = attention_mask[:, None, None, :] != 0
-    if local_size is not None:
+    if mask_function is not bidirectional_mask_function:
         positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        rows, columns = positions[:, None], positions[None, :]
-        seen = seen & more["mask_function"](None, None, rows, columns)  # one of index arithmetic, so it broadcasts
+        seen = seen & mask_function(None, None, positions[:, None], positions[None, :])  # index arithmetic: broadcasts
     return torch.where(seen, 0.0, MASKED)
 
 
-def integer_mask(*_: Any, attention_mask: Tensor, local_size: int | None = None, **more: Any) -> Tensor:
+def integer_mask(*_: Any, attention_mask: Tensor | None, mask_function: Any, **more: Any) -> Tensor | None:
     """Return 1 for tokens and 0 for padding, (B, S); or see :func:`additive_mask`."""
-    if local_size is not None:
-        return additive_mask(attention_mask=attention_mask, local_size=local_size, **more)
+    if attention_mask is None or mask_function is not bidirectional_mask_function:
+        return additive_mask(attention_mask=attention_mask, mask_function=mask_function)
     return attention_mask.to(torch.int32)
 
 
@@ -124,15 +157,15 @@ class ColumnLinear(nn.Module):
 
 
 class _Logits(nn.Module):
-    """Token arrays in, logits out; its parameters keep their names behind ``model.``."""
+    """Token arrays or pixels in, logits out; its parameters keep their names behind ``model.``."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.names = model, names
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        more = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+    def forward(self, first: Tensor, second: Tensor | None = None, third: Tensor | None = None) -> Tensor:
+        inputs = dict(zip(self.names, (first, second, third), strict=False))
+        logits: Tensor = self.model(**inputs).logits
         return logits
 
 
@@ -142,7 +175,7 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     Args:
         model: A materialized model in eval mode, float32, on the CPU.
         spec: Its architecture.
-        names: Of the inputs, ``input_ids`` and ``attention_mask`` first.
+        names: Of the inputs, ``input_ids`` and ``attention_mask`` first; or ``pixel_values``.
         fused: Whether attention is one operator of ONNX Runtime; OpenVINO does not know it.
     """
     AttentionInterface.register(ATTENTION, plain_attention)
@@ -150,6 +183,10 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     AttentionMaskInterface.register(ATTENTION, additive_mask)
     AttentionMaskInterface.register(FUSED_ATTENTION, integer_mask)
     model.set_attn_implementation(FUSED_ATTENTION if fused else ATTENTION)
+    model.config.use_cache = False
+    for path, module in list(model.named_modules()):
+        if type(module) is Conv1D:
+            model.set_submodule(path, _as_linear(module))
     for layer in spec.layer_list(model):
         for sub in spec.sub_layers():
             _replace_linears(layer, sub)
@@ -157,11 +194,13 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
         if type(module) is nn.Linear:
             model.set_submodule(path, RowLinear(module))
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
-    example = tuple(torch.ones(2, 9, dtype=torch.int64) for _ in names)
+    example: tuple[Tensor, ...] = tuple(torch.ones(2, 9, dtype=torch.int64) for _ in names)
+    if tuple(names) == PIXELS:
+        axes, example = {0: axes[0]}, (torch.zeros(2, *image_shape(model.config)),)
     with warnings.catch_warnings(), quiet_logger("torch.onnx"), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         program = torch.onnx.export(
-            _Logits(model).eval(),
+            _Logits(model, names).eval(),
             example,
             dynamo=True,
             input_names=list(names),
@@ -174,6 +213,14 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]
     _strip(graph)
     return graph
+
+
+def _as_linear(module: Conv1D) -> nn.Linear:
+    """Return a linear layer of its own matrix in the place of a Conv1D."""
+    linear = nn.Linear(module.nx, module.nf, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().T.contiguous())
+    linear.bias = module.bias
+    return linear
 
 
 def _replace_linears(layer: nn.Module, spec: SubLayerSpec) -> None:

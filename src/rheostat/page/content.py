@@ -69,6 +69,8 @@ def read_content(path: str | os.PathLike[str], *, comparison: str | os.PathLike[
     if not isinstance(model, BudgetedModel):
         raise OptionError(f"{str(folder)!r} must be a budgeted checkpoint; it has one size. Report on the whole model")
     refuse_top_k(model.selection)
+    if any("accuracy" not in record for record in model.info.evaluation):
+        raise OptionError(f"{str(folder)!r} must be a classifier to report on it; it is a {model.info.task} checkpoint")
     if all(record["budget"] != FULL_BUDGET for record in model.info.evaluation):
         raise OptionError(
             f"{str(folder)!r} must have been evaluated, budget 1.0 too, to report on it. Train it with rheostat train"
@@ -115,7 +117,7 @@ def _budgets(model: BudgetedModel, fit: Fit | None) -> list[dict[str, Any]]:
     lengths = range(order.required, len(order.units) + 1)
     every = max(1, -(-len(lengths) // STEPS))
     chosen = sorted({*lengths[::every], lengths[-1], *(order.length(r["budget"]) for r in model.info.evaluation)})
-    macs, params = model.macs_table(model.costs.sequence_length or 128), model.params_table()
+    macs, params = model.macs_table(model.usual_length), model.params_table()
     found = []
     for length in chosen:
         subnet = order.subnet_of_length(length)
