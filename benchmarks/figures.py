@@ -27,6 +27,7 @@ from rheostat.evaluation import score_budgets
 from rheostat.measure import environment
 from rheostat.model import load
 from rheostat.recipe import TrainOptions
+from rheostat.reproduce.models import copy_with_config
 
 RESULTS = results.RESULTS / "figures.json"
 OTHERS = ("dense", "dense-equal", "specialist")
@@ -38,10 +39,8 @@ def model_of(work: Path, attention_dropout: float | None) -> Path:
     if attention_dropout is None:
         return folder
     copy = work / f"model-attention-dropout-{attention_dropout:g}"
-    shutil.copytree(folder, copy, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    config["attention_probs_dropout_prob"] = attention_dropout
-    (copy / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
+    shutil.rmtree(copy, ignore_errors=True)
+    copy_with_config(folder, copy, attention_probs_dropout_prob=attention_dropout)
     return copy
 
 

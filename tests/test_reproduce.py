@@ -393,6 +393,20 @@ def test_a_word_level_model_is_an_ordinary_folder_and_another_one_a_seed(tmp_pat
     assert models[0].config.id2label == {0: "bad", 1: "good"}
 
 
+def test_the_dropout_of_the_encoder_is_the_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_folder(tmp_path / "source")
+    monkeypatch.setattr("rheostat.reproduce.models.fetch_minilm", lambda: source)
+    asked: dict[str, Any] = {"kind": "minilm"}
+    assert make_model(asked, "", ReadOptions(), tmp_path, 0) == str(source)
+    changed = make_model({**asked, "dropout": 0.0}, "", ReadOptions(), tmp_path, 0)
+    before, after = (json.loads((Path(folder) / "config.json").read_text("utf-8")) for folder in (source, changed))
+    differ = {name for name in before if before[name] != after[name]}
+    assert differ == {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+    assert sorted(p.name for p in Path(changed).iterdir()) == sorted(p.name for p in source.iterdir())
+
+
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="model kind must be"):
         make_model({"kind": "llama"}, "", ReadOptions(), tmp_path, 0)

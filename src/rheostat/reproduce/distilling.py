@@ -69,6 +69,7 @@ def distil(
     max_length: int,
     epochs: float,
     learning_rate: float = 5e-4,
+    dropout: float = 0.1,
 ) -> None:
     """Write a BERT of this shape and the teacher's tokenizer, in the Hugging Face layout; resumes where it stopped.
 
@@ -87,6 +88,7 @@ def distil(
         max_length: Tokens a row.
         epochs: Passes over the texts.
         learning_rate: Largest.
+        dropout: Of hidden states and attention, in its config.
     """
     tokenizer = load_tokenizer_of(teacher_name)
     teacher = transformers.AutoModel.from_pretrained(teacher_name)
@@ -100,6 +102,8 @@ def distil(
         num_attention_heads=heads,
         intermediate_size=intermediate_size,
         max_position_embeddings=teacher.config.max_position_embeddings,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     student = transformers.BertModel(config)
     words = teacher.get_input_embeddings().weight.detach()  # (V, wanted)

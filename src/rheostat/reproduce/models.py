@@ -44,15 +44,19 @@ def make_data(spec: Mapping[str, Any], work: Path) -> tuple[str, ReadOptions]:
 def make_model(spec: Mapping[str, Any], data: str, read: ReadOptions, work: Path, seed: int) -> str:
     """Return the folder or Hub name of an encoder.
 
-    ``{kind: minilm}``; ``{kind: hub, name: ...}``, a local folder as well; ``{kind: words, ...}`` is a word-level BERT
-    with random weights of this seed, see :func:`word_level_model`; ``{kind: distilled, ...}`` one of another shape that
-    MiniLM taught, the same for every seed, see :func:`rheostat.reproduce.distilling.distil`.
+    ``{kind: minilm, dropout: ...}``, by default its own 0.1; ``{kind: hub, name: ...}``, a local folder as well;
+    ``{kind: words, ...}`` is a word-level BERT with random weights of this seed, see :func:`word_level_model`;
+    ``{kind: distilled, ...}`` one of another shape that MiniLM taught, the same for every seed, see
+    :func:`rheostat.reproduce.distilling.distil`.
     """
-    if spec.get("kind") == "minilm":
+    if spec.get("kind") == "minilm" and "dropout" not in spec:
         return str(fetch_minilm())
     if spec.get("kind") == "hub":
         return str(spec["name"])
     rest = {key: value for key, value in spec.items() if key != "kind"}
+    if spec.get("kind") == "minilm":
+        changes = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), rest["dropout"])
+        return _made(work, "minilm", rest, lambda folder: copy_with_config(fetch_minilm(), folder, **changes))
     if spec.get("kind") == "words":
         return _made(
             work, f"words-{seed}", rest, lambda folder: word_level_model(data, read, folder, seed=seed, **rest)
@@ -61,6 +65,13 @@ def make_model(spec: Mapping[str, Any], data: str, read: ReadOptions, work: Path
         teacher = str(rest.pop("teacher", None) or fetch_minilm())
         return _made(work, "distilled", rest, lambda folder: distil(teacher, data, read, folder, seed=0, **rest))
     raise OptionError(f"model kind must be minilm, hub, words or distilled; got {spec.get('kind')!r}")
+
+
+def copy_with_config(source: Path, folder: Path, **changes: Any) -> None:
+    """Write a copy of a model's folder with other values in its config."""
+    shutil.copytree(source, folder)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}, indent=2) + "\n", encoding="utf-8")
 
 
 def _made(work: Path, name: str, spec: Mapping[str, Any], make: Callable[[Path], None]) -> str:
