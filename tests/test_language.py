@@ -235,6 +235,18 @@ def test_a_language_model_is_trained_and_read_from_the_command_line(family: str,
     assert torch.equal(small.generate(**prompt, max_new_tokens=2, do_sample=False), written)
     assert "| budget | perplexity |" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
+    ordered: dict[str, float] = {}
+    for choice in ("--corrections", "--no-corrections"):
+        run = CliRunner().invoke(
+            app,
+            ["order", str(tmp_path / "out"), "--data", str(data), "--task", "causal-lm", "--out", str(tmp_path / "new"),
+             "--rows", "200", "--max-length", "16", "--neuron-block", "8", "--budgets", "1.0,0.4", "--no-measure",
+             "--json", choice],
+        )  # fmt: skip
+        assert run.exit_code == 0, run.output
+        ordered[choice] = {p["budget"]: p["perplexity"] for p in json.loads(run.stdout)["points"]}[0.4]
+    assert ordered["--corrections"] < ordered["--no-corrections"]
+
 
 def test_a_tied_model_resumes(words: Any, tmp_path: Path) -> None:
     texts = datasets.Dataset.from_json(str(write_texts(tmp_path / "texts.jsonl", 40)))

@@ -320,7 +320,7 @@ def _sliced_and_corrected(model: ModuleT, spec: ArchitectureSpec, subnet: Subnet
     for i, layer in enumerate(spec.layer_list(model)):
         changed: dict[str, Any] = dict(_corrected_norms(layer, spec, corrections[i]))
         for j, (kind, sub) in enumerate(zip(KINDS, spec.sub_layers(), strict=True)):
-            width = subnet.shape.head_dim if kind == "head" else 1
+            width = subnet.shape.width(kind)
             changed |= slice_sub_layer(layer, sub, subnet.kept(i, kind), width, corrections[i, j])
         replacements[str(i)] = rebind(layer, changed)
     return _with_layers(model, spec, replacements)
