@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import signal
+import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -74,6 +77,10 @@ class Worker(Protocol):
         """Return the logits (B, C) of arrays (B, S)."""
         ...
 
+    async def answer(self, pool: Executor, budget: float, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the same without blocking the event loop; ``pool`` has a thread for it."""
+        ...
+
     def close(self) -> None:
         """End it."""
         ...
@@ -96,6 +103,10 @@ class ThreadWorker:
     def run(self, budget: float, arrays: Arrays) -> NDArray[np.float32]:
         """Return the logits (B, C) of arrays (B, S)."""
         return self._bundle.run(arrays, budget=budget)
+
+    async def answer(self, pool: Executor, budget: float, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the same from a thread of ``pool``."""
+        return await asyncio.get_running_loop().run_in_executor(pool, self.run, budget, arrays)
 
     def close(self) -> None:
         """Do nothing: the sessions go with the server."""
@@ -139,21 +150,46 @@ class ProcessWorker:
         Raises:
             WorkerLost: it died or took too long; start it again.
         """
+        self._send(budget, arrays)
+        found: NDArray[np.float32] = self._receive(self._run_timeout_s)
+        return found
+
+    async def answer(self, pool: Executor, budget: float, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the same; the event loop itself waits for the pipe, where it can: two threads less to wake.
+
+        Raises:
+            WorkerLost: it died or took too long; start it again.
+        """
+        loop = asyncio.get_running_loop()
+        if sys.platform == "win32":  # its loops can't wait for a pipe
+            return await loop.run_in_executor(pool, self.run, budget, arrays)
+        self._send(budget, arrays)
+        here: asyncio.Future[None] = loop.create_future()
+        place = self._pipe.fileno() if self._pipe is not None else -1
+        loop.add_reader(place, _wake, here)
+        timer = loop.call_later(self._run_timeout_s, _wake, here)
+        try:
+            await here
+        finally:
+            timer.cancel()
+            loop.remove_reader(place)
+        found: NDArray[np.float32] = self._receive(0.0)
+        return found
+
+    def _send(self, budget: float, arrays: Arrays) -> None:
         if self._pipe is None:
             raise WorkerLost("it was not started")
         try:
             self._pipe.send((budget, dict(arrays)))
         except OSError as error:
             raise WorkerLost(str(error)) from None
-        found: NDArray[np.float32] = self._receive(self._run_timeout_s)
-        return found
 
     def _receive(self, timeout_s: float) -> Any:
         if self._pipe is None:
             raise WorkerLost("it was closed")
         try:
             if not self._pipe.poll(timeout_s):
-                raise WorkerLost(f"no answer within {timeout_s:g} s")
+                raise WorkerLost(f"no answer within {max(timeout_s, self._run_timeout_s):g} s")
             kind, content = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise WorkerLost(f"its process ended ({type(error).__name__})") from None
@@ -173,6 +209,11 @@ class ProcessWorker:
                 self._process.join()
             self._process.close()
             self._process = None
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _serve(pipe: Connection[Any, Any], opening: Opening) -> None:
