@@ -320,6 +320,9 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for worker in [worker for worker in self._idle if not worker.alive]:
+                self._idle.remove(worker)
+                self._lost(worker, "it ended while idle")
             self.scheduler.tick(self._now_ms(), len(self._idle))
             self._pump()
 
@@ -345,7 +348,6 @@ class Service:
             logits = await worker.answer(self._pool, batch.budget, arrays)
         except WorkerLost as lost:
             self.scheduler.finished(batch, None)
-            logger.error("worker lost", extra={"fields": {"pid": worker.pid, "reason": str(lost)}})
             for row in batch.rows:
                 row.tries += 1
                 if row.tries >= MAX_TRIES:
@@ -353,7 +355,7 @@ class Service:
                     self._fail(row, BusyError(message, 1000.0, refused=False))
                 elif not row.content.pending.future.done():
                     self.scheduler.again(row)
-            self._spawn(self._revive(worker))
+            self._lost(worker, str(lost))
         except RheostatError as error:
             self.scheduler.finished(batch, None)
             self._idle.append(worker)
@@ -406,6 +408,10 @@ class Service:
         self.metrics.refused("overdue" if isinstance(error, BusyError) else "failed")
         item.pending.future.set_exception(error)
         self.scheduler.drop(item.pending)
+
+    def _lost(self, worker: Worker, reason: str) -> None:
+        logger.error("worker lost", extra={"fields": {"pid": worker.pid, "reason": reason}})
+        self._spawn(self._revive(worker))
 
     async def _revive(self, worker: Worker) -> None:
         """Start a worker again until it works."""

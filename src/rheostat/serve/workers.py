@@ -69,6 +69,11 @@ class Worker(Protocol):
         """Return the id of the process that runs batches; None while there is none."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can run a batch, as far as can be seen."""
+        ...
+
     def start(self) -> None:
         """Open the bundle, again if need be."""
         ...
@@ -97,6 +102,11 @@ class ThreadWorker:
         """Return the server's own process id."""
         return multiprocessing.current_process().pid
 
+    @property
+    def alive(self) -> bool:
+        """Return True: it lives as long as the server."""
+        return True
+
     def start(self) -> None:
         """Do nothing: the bundle is open."""
 
@@ -124,6 +134,11 @@ class ProcessWorker:
     def pid(self) -> int | None:
         """Return the process id; None while there is no process."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and bool(self._process.is_alive())
 
     def start(self) -> None:
         """Start the process and wait until its bundle is open.
