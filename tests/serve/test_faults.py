@@ -237,6 +237,18 @@ def test_an_idle_server_never_waits_and_a_busy_one_waits_a_window_for_company() 
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def test_a_worker_that_is_killed_while_nobody_asks_comes_back_too(serve_with: Callable[..., Any]) -> None:
+    with serve_with("--workers", "1") as found:
+        (before,) = found.status()["workers"]
+        os.kill(before, signal.SIGKILL)
+        until(lambda: found.status()["workers_ready"] == 0)
+        assert found.client.get(found.url + "/readyz").status_code == 503
+        waited = found.predict("awful", deadline_ms=60_000)  # waits for the new one
+        assert waited["budget_served"] == 1.0 and found.status()["workers"] != [before]
+        assert found.client.get(found.url + "/readyz").status_code == 200
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 def test_a_killed_worker_comes_back_and_costs_no_wrong_answer(serve_with: Callable[..., Any]) -> None:
     with serve_with("--max-queue", "2000") as found, ThreadPoolExecutor(4) as pool:
         before = found.status()["workers"]

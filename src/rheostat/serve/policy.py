@@ -14,6 +14,7 @@ from typing import Protocol
 
 from rheostat.serve.times import Times
 
+MARGIN = 1.2  # of an expected answer's time: what is let in on the edge would be late every second time
 Kind = tuple[int, float, float]  # length bucket, least and most budget of a row
 
 
@@ -219,7 +220,7 @@ def verdict_on(load: Load, times: Times, asked: Sequence[Waiting], *, max_queue:
     expected, left = ahead + own + (uneven if before else 0.0), due - load.now_ms
     if load.queue and len(load.queue) + rows > max_queue:
         return Verdict(False, expected, max(last, 1.0), "full")
-    if expected > left or later_is_late:
+    if expected * MARGIN > left or later_is_late:
         return Verdict(False, expected, max(expected - left, last, 1.0), "late")
     return Verdict(True, expected)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduler: Scheduler | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(settings.worker_count + 1, thread_name_prefix="batch")  # threads when used
         self._closed = False
 
     def _usable(self, found: Escalation | None) -> Escalation | None:
@@ -133,7 +132,6 @@ class Service:
         self._scheduler = Scheduler(
             times, self._policy, asked.slo_ms, len(self._workers), asked.max_queue, asked.window_ms
         )
-        self._pool = ThreadPoolExecutor(len(self._workers) + 1, thread_name_prefix="batch")
         return times
 
     def _times(self) -> Times:
@@ -180,8 +178,7 @@ class Service:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=True)
         for worker in self._workers:
             worker.close()
 
@@ -323,6 +320,9 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for worker in [worker for worker in self._idle if not worker.alive]:
+                self._idle.remove(worker)
+                self._lost(worker, "it ended while idle")
             self.scheduler.tick(self._now_ms(), len(self._idle))
             self._pump()
 
@@ -342,12 +342,12 @@ class Service:
     async def _run(self, worker: Worker, batch: Batch) -> None:
         """Run one batch, hand out its answers, and take the next."""
         self.metrics.batch(len(batch.rows))
+        start = time.perf_counter()
+        arrays = self._encoder.pad([row.content.encoding for row in batch.rows])
         try:
-            work = partial(self._predictions, worker, batch)
-            predictions, took_ms = await self._loop.run_in_executor(self._pool, work)
+            logits = await worker.answer(self._pool, batch.budget, arrays)
         except WorkerLost as lost:
             self.scheduler.finished(batch, None)
-            logger.error("worker lost", extra={"fields": {"pid": worker.pid, "reason": str(lost)}})
             for row in batch.rows:
                 row.tries += 1
                 if row.tries >= MAX_TRIES:
@@ -355,25 +355,18 @@ class Service:
                     self._fail(row, BusyError(message, 1000.0, refused=False))
                 elif not row.content.pending.future.done():
                     self.scheduler.again(row)
-            self._spawn(self._revive(worker))
+            self._lost(worker, str(lost))
         except RheostatError as error:
             self.scheduler.finished(batch, None)
             self._idle.append(worker)
             for row in batch.rows:
                 self._fail(row, error)
         else:
-            self.scheduler.finished(batch, took_ms)
+            self.scheduler.finished(batch, 1000.0 * (time.perf_counter() - start))
             self._idle.append(worker)
-            for row, prediction in zip(batch.rows, predictions, strict=True):
+            for row, prediction in zip(batch.rows, interpret(logits, self.info.info, batch.budget), strict=True):
                 self._take(row, prediction)
         self._pump()
-
-    def _predictions(self, worker: Worker, batch: Batch) -> tuple[list[Prediction], float]:
-        """Run a batch, in a thread of the pool; return also how long it took in milliseconds."""
-        start = time.perf_counter()
-        arrays = self._encoder.pad([row.content.encoding for row in batch.rows])
-        logits = worker.run(batch.budget, arrays)
-        return interpret(logits, self.info.info, batch.budget), 1000.0 * (time.perf_counter() - start)
 
     def _take(self, row: Row, prediction: Prediction) -> None:
         """Keep the answer of a row, or run it again where it is unsure and there is time."""
@@ -416,11 +409,15 @@ class Service:
         item.pending.future.set_exception(error)
         self.scheduler.drop(item.pending)
 
+    def _lost(self, worker: Worker, reason: str) -> None:
+        logger.error("worker lost", extra={"fields": {"pid": worker.pid, "reason": reason}})
+        self._spawn(self._revive(worker))
+
     async def _revive(self, worker: Worker) -> None:
         """Start a worker again until it works."""
         while not self._closed:
             try:
-                await self._loop.run_in_executor(None, worker.start)
+                await self._loop.run_in_executor(self._pool, worker.start)
             except (RheostatError, OSError) as error:
                 logger.error("worker not started", extra={"fields": {"reason": str(error)}})
                 await asyncio.sleep(RESTART_S)
