@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up_times import LENGTHS, made_up
+from servers import Server
 
 from rheostat.errors import BusyError
 from rheostat.serve.answers import Ask
