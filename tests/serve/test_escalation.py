@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BUDGETS, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import BUDGETS, serving
 from tiny import labelled_rows, write_csv
 from typer.testing import CliRunner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,17 +11,22 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from conftest import Server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up_times import LENGTHS, made_up
+from servers import Server
 
+from rheostat.errors import BusyError
+from rheostat.serve.answers import Ask
 from rheostat.serve.policy import adaptive
 from rheostat.serve.scheduler import Batch, Row, Scheduler
+from rheostat.serve.service import Service
+from rheostat.serve.settings import ServeSettings
 from rheostat.serve.times import bucket_of
 
 
@@ -218,6 +224,35 @@ def test_batches_never_mix_budgets_or_distant_lengths_and_no_row_is_lost(asked: 
             assert all(r.least <= step.budget <= r.most for r in step.rows)
             assert [r.deadline_ms for r in step.rows] == sorted(r.deadline_ms for r in step.rows)
     assert admitted == served + gone + scheduler.queued
+
+
+def test_time_that_requests_waited_before_they_were_seen_counts() -> None:
+    for waited, admitted in ((0.0, True), (30.0, True), (60.0, False)):
+        scheduler = Scheduler(made_up(), adaptive, 50.0, 2, 40, 1.0)
+        row = Row(object(), None, 64, 0.25, 1.0)
+        assert scheduler.offer([row], 100.0, 50.0, waited_ms=waited).admitted is admitted
+        assert (row.arrived_ms, row.deadline_ms) == (100.0 - waited, 150.0 - waited)
+
+
+def test_a_server_whose_event_loop_lacks_time_refuses_and_one_hiccup_changes_nothing(bundle: Path) -> None:
+    async def ask(hiccups: int) -> float:
+        service = Service(ServeSettings(bundle, slo_ms=50.0, worker_kind="thread", workers=1))
+        service.open()
+        await service.begin()
+        try:
+            for _ in range(hiccups):
+                time.sleep(0.5)  # in the loop's own thread
+                await asyncio.sleep(0.05)
+            lag = service.lag_ms
+            if hiccups > 3:
+                with pytest.raises(BusyError, match="would be late"):
+                    await service.predict(Ask(["awful"]))
+            return lag
+        finally:
+            await service.close()
+
+    assert asyncio.run(ask(8)) > 100.0
+    assert asyncio.run(ask(1)) == 0.0
 
 
 def test_an_idle_server_never_waits_and_a_busy_one_waits_a_window_for_company() -> None:

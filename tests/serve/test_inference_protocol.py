@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Server
+from servers import Server
 
 from rheostat.bundle import open_bundle
 from rheostat.errors import OptionError

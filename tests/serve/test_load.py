@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Server
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import Server
 from tiny import labelled_rows, write_csv
 from typer.testing import CliRunner
 

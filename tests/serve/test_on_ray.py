@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import BUDGETS, Server
+from servers import BUDGETS, Server
 
 from rheostat.errors import BusyError, OptionError
 from rheostat.serve.on_ray import parse_replicas

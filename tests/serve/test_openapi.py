@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-from conftest import Server
 from hypothesis import HealthCheck, Phase, given, settings
+from servers import Server
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

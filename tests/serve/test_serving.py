@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import BUDGETS, Server
+from servers import BUDGETS, Server, serving
 
 from rheostat.bundle import Bundle, open_bundle
 from rheostat.bundle.texts import TextEncoder
@@ -170,8 +170,6 @@ def test_no_process_of_the_server_loads_torch(server: Server) -> None:
 
 
 def test_it_serves_where_torch_is_not_installed_with_a_key_and_certified_times(bundle: Path, tmp_path: Path) -> None:
-    from conftest import serving
-
     copy = Path(shutil.copytree(bundle, tmp_path / "news"))
     fits = tuple(
         Fit(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import BUDGETS
+from servers import BUDGETS
 
 from rheostat.errors import CheckpointError, OptionError
 from rheostat.serve.workers import Opening, ProcessWorker, WorkerLost, make_workers

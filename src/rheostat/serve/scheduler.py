@@ -129,7 +129,9 @@ class Scheduler:
         rates = {kind: rows * 1000.0 / ARRIVALS_MS for kind, rows in self._rates.items()}
         return Load(now_ms, self.slo_ms, self.workers, self._queue if waiting else (), rates, left, self.pace)
 
-    def offer(self, rows: Sequence[Row], now_ms: float, deadline_ms: float | None = None) -> Verdict:
+    def offer(
+        self, rows: Sequence[Row], now_ms: float, deadline_ms: float | None = None, *, waited_ms: float = 0.0
+    ) -> Verdict:
         """Take the rows of a request in, or refuse them all.
 
         Args:
@@ -137,6 +139,7 @@ class Scheduler:
             now_ms: The time.
             deadline_ms: How long the client waits. By default the SLO, or twice what the rows take at their smallest
                 budget on an idle server where that is more: a long text is then served late rather than never.
+            waited_ms: How long they have waited before they were seen; it counts.
         """
         load = self.load(now_ms)
         for kind, count in Counter(row.kind for row in rows).items():
@@ -145,7 +148,7 @@ class Scheduler:
         if deadline_ms is None:
             deadline_ms = max(self.slo_ms, PATIENCE * own_ms(load, self.times, rows))
         for row in rows:
-            row.arrived_ms, row.deadline_ms = now_ms, now_ms + deadline_ms
+            row.arrived_ms, row.deadline_ms = now_ms - waited_ms, now_ms - waited_ms + deadline_ms
         verdict = verdict_on(load, self.times, rows, max_queue=self.max_queue)
         if verdict.admitted:
             for row in rows:

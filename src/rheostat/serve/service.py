@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class Service:
         self._scheduler: Scheduler | None = None
         self._pool = ThreadPoolExecutor(settings.worker_count + 1, thread_name_prefix="batch")  # threads when used
         self._closed = False
+        self._late_ms: deque[float] = deque([0.0] * 3, maxlen=3)
 
     def _usable(self, found: Escalation | None) -> Escalation | None:
         known = found is not None and {found.first, found.full} <= set(self.budgets)
@@ -217,6 +219,7 @@ class Service:
             "queued": known.queued,
             "running": known.running,
             "pace": round(known.pace, 3),
+            "lag_ms": round(self.lag_ms, 1),
             "escalation": None if self.escalation is None else vars(self.escalation),
             "workers": [worker.pid for worker in self._workers],
             "workers_ready": self._alive,
@@ -229,7 +232,7 @@ class Service:
         """Return the answer to a request; see :class:`rheostat.serve.answers.Answers`."""
         start = time.perf_counter()
         least, most = self._bounds(ask)
-        self._refuse_where_full(len(ask.texts))  # before the work of making tokens
+        self._refuse_early(len(ask.texts), ask.deadline_ms or self.settings.slo_ms)  # before the work of making tokens
         encodings = await self._encode(ask.texts)
         pending = _Pending(len(encodings), asyncio.get_running_loop().create_future(), ask.escalate)
         buckets = self.scheduler.times.buckets
@@ -237,7 +240,7 @@ class Service:
             Row(pending, _Item(pending, i, encoding), bucket_of(len(encoding.ids), buckets), least, most)
             for i, encoding in enumerate(encodings)
         ]
-        verdict = self.scheduler.offer(rows, self._now_ms(), ask.deadline_ms)
+        verdict = self.scheduler.offer(rows, self._now_ms(), ask.deadline_ms, waited_ms=self.lag_ms)
         if not verdict.admitted:
             raise self._refusal(verdict.reason, verdict.expected_ms, verdict.retry_after_ms)
         self._pump()
@@ -250,8 +253,18 @@ class Service:
         self.metrics.answered([a.prediction.budget for a in answers], latency_ms, sum(a.escalated for a in answers))
         return Answer(answers, latency_ms)
 
-    def _refuse_where_full(self, count: int) -> None:
+    @property
+    def lag_ms(self) -> float:
+        """Return how long requests wait for the event loop: the least that it was late in three ticks.
+
+        One hiccup is none; a loop that lacks processor time is late every time.
+        """
+        return min(self._late_ms)
+
+    def _refuse_early(self, count: int, deadline_ms: float) -> None:
         known = self.scheduler
+        if self.lag_ms >= deadline_ms:
+            raise self._refusal("late", self.lag_ms, 1000.0)
         if known.queued and known.queued + count > known.max_queue:
             wait_ms = known.queued * known.times.ms(known.times.budgets[-1], 1, known.times.buckets[0]) / known.workers
             raise self._refusal("full", wait_ms, wait_ms)
@@ -319,7 +332,9 @@ class Service:
 
     async def _tick(self) -> None:
         while True:
+            start = time.perf_counter()
             await asyncio.sleep(TICK_S)
+            self._late_ms.append(max(1000.0 * (time.perf_counter() - start - TICK_S), 0.0))
             for worker in [worker for worker in self._idle if not worker.alive]:
                 self._idle.remove(worker)
                 self._lost(worker, "it ended while idle")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from rheostat.errors import CheckpointError, OptionError, RheostatError
 
 START_TIMEOUT_S = 120.0  # packing the weights of many budgets on a busy machine
 CLOSE_TIMEOUT_S = 2.0
+WORKER_NICE = 5  # the server must read and refuse in time even when batches would take every core
 
 
 class WorkerLost(Exception):
@@ -235,6 +237,8 @@ def _serve(pipe: Connection[Any, Any], opening: Opening) -> None:
     """Run batches until the pipe closes; what a worker process does."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # those are for the server, which closes the pipe when it has drained
+    if hasattr(os, "nice"):
+        os.nice(WORKER_NICE)
     try:
         bundle = opening.open()
         pipe.send(("ready", None))
