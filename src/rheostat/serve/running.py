@@ -15,6 +15,7 @@ from rheostat.serve.settings import ServeSettings
 from rheostat.serve.telemetry import LOGGER, log_config
 
 DRAIN_S = 30
+KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, or both may let go of one at once
 HEADER_BYTES = 64 << 10
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -71,6 +72,7 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=DRAIN_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         url = f"http://{_shown(host)}:{listening.getsockname()[1]}"
 
