@@ -41,7 +41,7 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
     set_up_logs(log_level)
     logger = logging.getLogger(LOGGER)
     service = Service(settings)
-    with _bound(host, port) as listening:
+    with bound(host, port) as listening:
         times = service.open()
         told = {
             "model": settings.model_name,
@@ -104,7 +104,12 @@ def set_up_logs(level: str) -> None:
     logging.config.dictConfig(log_config(level))
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address.
+
+    Raises:
+        OptionError: it is in use, or not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
