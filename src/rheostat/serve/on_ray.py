@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
-import socket
 import threading
 from dataclasses import replace
 from typing import Any
 
 from rheostat.errors import BusyError, OptionError, RheostatError, missing
 from rheostat.serve.answers import Answer, Ask
+from rheostat.serve.running import bound
 from rheostat.serve.service import Service
 from rheostat.serve.settings import ServeSettings
 from rheostat.serve.telemetry import LOGGER, Metrics
@@ -161,6 +162,17 @@ def application(settings: ServeSettings, replicas: int | tuple[int, int], *, cpu
     return ingress.bind(model.bind(mine))
 
 
+def _free_port(host: str) -> int:
+    """Return a port that is free and not among those that systems hand out: Ray's own processes take many of them."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 50):
+        try:
+            bound(host, port).close()
+        except OptionError:
+            continue
+        return port
+    raise OptionError("port must be free; none of 50 was. Name one with --port")
+
+
 def run_on_ray(settings: ServeSettings, replicas: int | tuple[int, int], *, host: str, port: int) -> None:
     """Start Ray on this machine if need be (or use the cluster of ``RAY_ADDRESS``), and serve until SIGTERM or Ctrl-C.
 
@@ -179,9 +191,8 @@ def run_on_ray(settings: ServeSettings, replicas: int | tuple[int, int], *, host
     import ray
     from ray import serve
 
-    if not port:
-        with socket.create_server((host, 0)) as free:
-            port = free.getsockname()[1]
+    port = port or _free_port(host)
+    bound(host, port).close()
     most = replicas if isinstance(replicas, int) else replicas[1]
     local: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": most + 1, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.WARNING, **local)

@@ -15,6 +15,7 @@ from rheostat.serve.settings import ServeSettings
 from rheostat.serve.telemetry import LOGGER, log_config
 
 DRAIN_S = 30
+KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, or both may let go of one at once
 HEADER_BYTES = 64 << 10
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,7 +41,7 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
     set_up_logs(log_level)
     logger = logging.getLogger(LOGGER)
     service = Service(settings)
-    with _bound(host, port) as listening:
+    with bound(host, port) as listening:
         times = service.open()
         told = {
             "model": settings.model_name,
@@ -71,6 +72,7 @@ def run_server(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=DRAIN_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         url = f"http://{_shown(host)}:{listening.getsockname()[1]}"
 
@@ -102,7 +104,12 @@ def set_up_logs(level: str) -> None:
     logging.config.dictConfig(log_config(level))
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address.
+
+    Raises:
+        OptionError: it is in use, or not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
