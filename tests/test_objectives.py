@@ -15,6 +15,7 @@ from rheostat.model import BudgetedModel
 from rheostat.objectives import STAGES, BudgetSampler, LossOptions, Objective
 
 LOW = 0.2
+POINTS = {"corrections": (LOW, 0.5, 0.99)}  # the budgets of the one stage that has some of its own
 
 
 # --- budgets of a step -------------------------------------------------------------------------------------
@@ -22,9 +23,9 @@ LOW = 0.2
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_budgets_are_a_function_of_the_step_alone(stage: str) -> None:
-    sampler = BudgetSampler(stage, LOW, seed=5)
+    sampler = BudgetSampler(stage, LOW, seed=5, only=POINTS.get(stage, ()))
     first = [sampler(step, part) for step in range(20) for part in range(2)]
-    again = BudgetSampler(stage, LOW, seed=5)
+    again = BudgetSampler(stage, LOW, seed=5, only=POINTS.get(stage, ()))
     torch.rand(3)
     backwards = [again(step, part) for step in reversed(range(20)) for part in reversed(range(2))]
     assert first == backwards[::-1]
@@ -32,12 +33,19 @@ def test_budgets_are_a_function_of_the_step_alone(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_budgets_lie_between_the_smallest_and_1(stage: str) -> None:
-    sampler = BudgetSampler(stage, LOW, random_budgets=3)
+    sampler = BudgetSampler(stage, LOW, random_budgets=3, only=POINTS.get(stage, ()))
     budgets = [budget for step in range(300) for budget in sampler(step)]
     assert all(isinstance(budget, float) and LOW <= budget <= 1.0 for budget in budgets)
     if stage != "dense":  # the whole range is used
         assert min(budgets) < LOW + 0.02
         assert max(budgets) > 0.98
+
+
+def test_corrections_train_one_point_a_step_and_small_ones_more_often() -> None:
+    sampler = BudgetSampler("corrections", LOW, only=(0.2, 0.5))
+    steps = [sampler(step) for step in range(700)]
+    assert {len(budgets) for budgets in steps} == {1}
+    assert 450 < steps.count((0.2,)) < 550  # 5 / 7 of them
 
 
 def test_the_dense_stage_trains_the_full_model_alone() -> None:
@@ -98,13 +106,21 @@ def test_the_smallest_budget_and_the_number_of_random_ones_are_read() -> None:
 
 
 def test_an_unknown_stage_is_named() -> None:
-    with pytest.raises(OptionError, match="stage must be one of dense, soft, straight-through, sandwich; got 'hard'"):
+    with pytest.raises(
+        OptionError, match="stage must be one of dense, soft, straight-through, sandwich, corrections; got 'hard'"
+    ):
         BudgetSampler("hard", LOW)
 
 
 # --- what a step minimizes ---------------------------------------------------------------------------------
 
-FORMS = {"dense": "sliced", "soft": "soft", "straight-through": "straight-through", "sandwich": "sliced"}
+FORMS = {
+    "dense": "sliced",
+    "soft": "soft",
+    "straight-through": "straight-through",
+    "sandwich": "sliced",
+    "corrections": "sliced",
+}
 
 
 @pytest.mark.parametrize("stage", STAGES)

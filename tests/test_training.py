@@ -98,7 +98,7 @@ def test_each_stage_option_changes_the_result(name: str, plain: dict[str, torch.
 
 
 def test_no_stage_option_is_without_a_test() -> None:
-    assert {field.name for field in fields(StageOptions)} == {*CHANGES, "save_every", "dropout"}
+    assert {field.name for field in fields(StageOptions)} == {*CHANGES, "save_every", "dropout", "only_corrections"}
 
 
 def test_the_same_stage_twice_gives_the_same_weights(plain: dict[str, torch.Tensor], tmp_path: Path) -> None:

@@ -169,7 +169,10 @@ def test_no_process_of_the_server_loads_torch(server: Server) -> None:
     assert "onnxruntime" not in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
-def test_it_serves_where_torch_is_not_installed_with_a_key_and_certified_times(bundle: Path, tmp_path: Path) -> None:
+def test_it_serves_where_torch_is_not_installed_with_a_key_and_certified_times(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the server has it: a certificate is of such settings too
     copy = Path(shutil.copytree(bundle, tmp_path / "news"))
     fits = tuple(
         Fit(
