@@ -17,12 +17,20 @@ from rheostat.errors import OptionError, UnsupportedModelError
 from rheostat.families import BERT_LAYOUT, DEBERTA_V2, MODERNBERT
 from rheostat.testing import check_architecture, checks_of, families_table, tiny_config
 
-NOT_EXPORTED = {"roberta", "electra", "mistral", "qwen2", "llama with biases"}  # as another of the same layout is
+TWINS = {"roberta", "electra", "mistral", "qwen2", "llama with biases"}  # of another one with the same layout
+QUICK_OF_TWINS = {"equal", "costs", "saving"}
+EXPORTED = {"bert", "modernbert", "llama"}  # in every run of the tests; the others in the slow ones
+
+
+def is_slow(name: str, check: str) -> bool:
+    return check not in QUICK_OF_TWINS if name in TWINS else check == "export" and name not in EXPORTED
+
+
 CASES = [
-    (name, check)
+    pytest.param(name, check, marks=pytest.mark.slow if is_slow(name, check) else ())
     for name, (spec, _, _) in CONFIGS.items()
     for check in checks_of(spec)
-    if check != "export" or name not in NOT_EXPORTED
+    if check != "export" or name not in TWINS
 ]
 
 
