@@ -17,7 +17,9 @@ from rheostat.errors import OptionError, UnsupportedModelError
 from rheostat.families import BERT_LAYOUT, DEBERTA_V2, MODERNBERT
 from rheostat.testing import check_architecture, checks_of, families_table, tiny_config
 
-TWINS = {"roberta", "electra", "mistral", "qwen2", "llama with biases"}  # of another one with the same layout
+TWINS = {  # of another one with the same layout
+    "roberta", "electra", "mistral", "qwen2", "llama with biases", "modernbert without biases", "deberta-v2 as bert",
+}  # fmt: skip
 QUICK_OF_TWINS = {"equal", "costs", "saving"}
 EXPORTED = {"bert", "modernbert", "llama"}  # in every run of the tests; the others in the slow ones
 
