@@ -19,6 +19,7 @@ from rheostat.data import length_buckets
 from rheostat.errors import OptionError
 from rheostat.losses import model_inputs
 from rheostat.model import BudgetedModel, Form
+from rheostat.modes import evaluating
 from rheostat.quality import Quality, quality_at
 
 Forward = Callable[..., Any]
@@ -66,14 +67,10 @@ def budget_logits(
     title: str | None = None,
 ) -> NDArray[np.float32]:
     """Return the logits of every row at a budget, (N, C), in eval mode; the model's mode is put back."""
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         with nullcontext() if form == "soft" else torch.inference_mode():
             view = model.at(budget, form=form)
         return collect_logits(view, rows, collator, device=model.device, batch_size=batch_size, title=title)
-    finally:
-        model.train(was_training)
 
 
 def class_predictions(task: str, logits: NDArray[np.float32]) -> NDArray[np.int64]:

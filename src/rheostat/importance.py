@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rheostat.architectures import ArchitectureSpec
 from rheostat.errors import OptionError
 from rheostat.forms import gated
+from rheostat.modes import evaluating
 from rheostat.subnet import ModelShape, StoredOrder, Unit
 
 FloatArray = NDArray[np.float64]
@@ -72,14 +73,10 @@ def gradient_importance(
         OptionError: there is no batch.
     """
     total: list[tuple[Tensor, Tensor]] | None = None
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in batches:
             scores = _batch_scores(model, spec, shape, batch, row_losses)
             total = scores if total is None else [(a + c, b + d) for (a, b), (c, d) in zip(total, scores, strict=True)]
-    finally:
-        model.train(was_training)
     if total is None:
         raise OptionError("calibration rows must not be empty; got none. Pass a few hundred labelled rows")
     return Importance(

@@ -15,6 +15,7 @@ from rheostat.console import stderr
 from rheostat.errors import OptionError
 from rheostat.losses import model_inputs, next_tokens
 from rheostat.model import BudgetedModel, Form
+from rheostat.modes import evaluating
 from rheostat.quality import Perplexity
 
 
@@ -47,12 +48,8 @@ def perplexities(
         model.subnet(budget)
     if not len(rows):
         raise OptionError("rows to evaluate must not be empty; got none. Check the data file")
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         return [_perplexity(model, rows, collator, budget, form, batch_size, progress) for budget in budgets]
-    finally:
-        model.train(was_training)
 
 
 def _perplexity(

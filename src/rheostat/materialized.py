@@ -23,6 +23,7 @@ from rheostat.data import with_inputs_of
 from rheostat.errors import CheckpointError
 from rheostat.families import check_model_type
 from rheostat.materialize import materialize, shrink
+from rheostat.modes import evaluating
 from rheostat.predict import predict_texts
 from rheostat.predictions import Prediction
 from rheostat.reorder import permute
@@ -96,9 +97,7 @@ class Materialized:
             logits: Tensor = model(**batch).logits
             return logits
 
-        was_training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             return predict_texts(
                 logits_of,
                 self.rheostat_tokenizer,
@@ -109,8 +108,6 @@ class Materialized:
                 config=model.config,
                 batch_size=batch_size,
             )
-        finally:
-            model.train(was_training)
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from rheostat.gates import GateLayout, Gates, hard_gates, logit, top_k_subnet
 from rheostat.importance import Importance
 from rheostat.materialize import fold_gates
 from rheostat.materialized import make_materialized, read_materialized
+from rheostat.modes import evaluating
 from rheostat.order import Arrangement, Minimum, UnitOrder, arrange, balanced_onset, default_minimum, uniform_onset
 from rheostat.predict import predict_texts
 from rheostat.predictions import Prediction
@@ -372,13 +373,9 @@ class BudgetedModel(
                 f"model must have a causal language head to generate; got {type(self.base).__name__}. "
                 "Load one with transformers.AutoModelForCausalLM"
             )
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             view: Any = self.at(budget)
             return view.generate(inputs, **options)
-        finally:
-            self.train(was_training)
 
     def predict(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32
@@ -390,9 +387,7 @@ class BudgetedModel(
             logits: Tensor = self(**batch, budget=budget).logits
             return logits
 
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return predict_texts(
                 logits_of,
                 self.tokenizer,
@@ -403,8 +398,6 @@ class BudgetedModel(
                 config=self.config,
                 batch_size=batch_size,
             )
-        finally:
-            self.train(was_training)
 
     def _apply(self, fn: Any, recurse: bool = True) -> BudgetedModel:
         """Forget views when weights move (``to``, ``half``, ``cuda``)."""

@@ -16,11 +16,13 @@ from rheostat.checkpoint import CheckpointInfo
 from rheostat.console import stderr
 from rheostat.data import (
     CAUSAL_LM,
+    SINGLE_LABEL,
     Collator,
     Corpus,
     PixelCollator,
     Pixels,
     ReadOptions,
+    check_known,
     class_weights,
     pack_blocks,
     token_limit,
@@ -128,9 +130,7 @@ def read_labelled_images(model: BudgetedModel, data: str, options: ReadOptions) 
     """
     check_image_options(options)
     rows = read_image_part(data, options)
-    unknown = sorted(set(rows["label"]) - set(model.info.labels))
-    if unknown:
-        raise DataError(f"{data}: labels must be those of the model, {list(model.info.labels)}; got {unknown[:10]!r}")
+    check_known(rows, model.info.labels, SINGLE_LABEL, data)
     saved = model.info.training.get("pixels")
     pixels = Pixels.of(image_shape(model.config), {}) if saved is None else Pixels.from_json(saved)
     return encoded_images(rows, model.info.labels, model.usual_length), PixelCollator(pixels)

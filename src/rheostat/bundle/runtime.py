@@ -57,15 +57,7 @@ class Bundle:
             )
             for point in held
         }
-        self._encoder = None
-        if info.tokenizer is not None:
-            self._encoder = TextEncoder(
-                folder / info.tokenizer["file"],
-                pad_id=info.tokenizer["pad_id"],
-                pad_type_id=info.tokenizer["pad_type_id"],
-                max_length=info.tokenizer["max_length"],
-                truncation_side=info.tokenizer["truncation_side"],
-            )
+        self._encoder = None if info.tokenizer is None else TextEncoder.of(folder, info.tokenizer)
         self._warned: set[float] = set()
         self._lock = threading.Lock()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ class TextEncoder:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length, direction=truncation_side)
         self._pad_id, self._pad_type_id, self.max_length = pad_id, pad_type_id, max_length
+
+    @classmethod
+    def of(cls, folder: Path, tokenizer: Mapping[str, Any]) -> TextEncoder:
+        """Return the encoder of a bundle in ``folder``, from what its manifest says of the tokenizer."""
+        told = {name: tokenizer[name] for name in ("pad_id", "pad_type_id", "max_length", "truncation_side")}
+        return cls(folder / tokenizer["file"], **told)
 
     def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[Any]:
         """Return the encodings of texts or pairs of texts, truncated and not padded.

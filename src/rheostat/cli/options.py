@@ -30,6 +30,23 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads that timed calls use.
 DataSource = Annotated[
     str, typer.Option(help="CSV, TSV, JSONL or Parquet file, a folder of train/validation/test files, or a Hub name.")
 ]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Longest text in tokens; by default what the model takes, and blocks of 128 for causal-lm."
+    ),
+]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens at which a share of macs is exact; by default the median of the training rows."),
+]
+NeuronBlock = Annotated[
+    int, typer.Option(min=1, help="Feed-forward neurons that go together; kept widths are multiples of it.")
+]
+MinHeadsPerLayer = Annotated[int, typer.Option(min=0, help="Heads that every layer keeps at any budget.")]
+Precision = Annotated[str, typer.Option(help="Of training: fp32, or bf16 or fp16 for mixed precision.")]
+Measure = Annotated[bool, typer.Option(help="Time the materialized budgets for the table.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 

@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 @reads_texts()
 def order(
-    model: Annotated[str, typer.Argument(help="Folder or Hub name of a fine-tuned classifier.")],
+    model: Annotated[str, typer.Argument(help="Folder or Hub name of a model that is fine-tuned already.")],
     data: shared.DataSource,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the checkpoint; by default the model's name with -ordered.")
@@ -35,33 +35,26 @@ def order(
     ] = 512,
     validation_rows: Annotated[int, typer.Option(min=1, help="Other rows that the table is read on, at most.")] = 1000,
     corrections: Annotated[
-        bool, typer.Option(help="Fit what every budget adds to the output biases; the weights stay as they are.")
+        bool, typer.Option(help="Fit what every budget adds to biases and norms; the weights stay as they are.")
     ] = True,
-    max_length: Annotated[
-        int | None, typer.Option(min=2, help="Longest text in tokens; by default what the model takes.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens at which a share of macs is exact; by default the median of the rows."),
-    ] = None,
-    neuron_block: Annotated[
-        int, typer.Option(min=1, help="Feed-forward neurons that go together; kept widths are multiples of it.")
-    ] = 32,
-    min_heads_per_layer: Annotated[int, typer.Option(min=0, help="Heads that every layer keeps at any budget.")] = 1,
-    precision: Annotated[str, typer.Option(help="Of fitting: fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
+    max_length: shared.MaxLength = None,
+    sequence_length: shared.SequenceLength = None,
+    neuron_block: shared.NeuronBlock = 32,
+    min_heads_per_layer: shared.MinHeadsPerLayer = 1,
+    precision: shared.Precision = "fp32",
     *,
     read: Reader,
     seed: shared.Seed = 0,
-    measure: Annotated[bool, typer.Option(help="Time the materialized budgets for the table.")] = True,
+    measure: shared.Measure = True,
     batch: shared.Batch = 8,
     threads: shared.Threads = 1,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
+    restart: shared.Restart = False,
     as_json: shared.AsJson = False,
 ) -> None:
     """Order the units of a model that is fine-tuned already: every budget, in minutes, without training.
 
     Units are ordered by importance on a few hundred labelled rows. Then every budget of the table gets corrections:
-    small vectors that are added to the output biases, fitted to the full model's answers. No weight is changed.
+    small vectors that are added to biases and norms, fitted to the full model's answers. No weight is changed.
     """
     shared.needs_training_extra()
     from rheostat import pipeline

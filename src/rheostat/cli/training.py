@@ -55,8 +55,8 @@ def train(
     adapt: Annotated[
         str,
         typer.Option(
-            help="How hard subnets are trained: sandwich, straight-through, corrections (only biases of each budget of "
-            "the table) or none."
+            help="How hard subnets are trained: sandwich, straight-through, corrections (only biases and norms of each "
+            "budget of the table) or none."
         ),
     ] = "sandwich",
     adapt_epochs: Annotated[float, typer.Option(help="Passes that train the hard subnets.")] = 4.0,
@@ -78,23 +78,11 @@ def train(
     ] = 0.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows a batch and process.")] = 32,
     accumulation: Annotated[int, typer.Option(min=1, help="Batches a step, their gradients added up.")] = 1,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Longest text in tokens; by default what the model takes, and blocks of 128 for causal-lm."
-        ),
-    ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens at which a share of macs is exact; by default the median of the training rows."
-        ),
-    ] = None,
+    max_length: shared.MaxLength = None,
+    sequence_length: shared.SequenceLength = None,
     min_budget: Annotated[float, typer.Option(help="Smallest budget that is trained.")] = 0.1,
-    neuron_block: Annotated[
-        int, typer.Option(min=1, help="Feed-forward neurons that go together; kept widths are multiples of it.")
-    ] = 32,
-    min_heads_per_layer: Annotated[int, typer.Option(min=0, help="Heads that every layer keeps at any budget.")] = 1,
+    neuron_block: shared.NeuronBlock = 32,
+    min_heads_per_layer: shared.MinHeadsPerLayer = 1,
     min_neurons_per_layer: Annotated[
         int, typer.Option(min=0, help="Neurons that every layer keeps at any budget.")
     ] = 0,
@@ -124,17 +112,17 @@ def train(
     max_validation_rows: Annotated[
         int | None, typer.Option(min=1, help="Read the validation table on at most this many rows.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, or bf16 or fp16 for mixed precision.")] = "fp32",
+    precision: shared.Precision = "fp32",
     *,
     read: Reader,
     seed: shared.Seed = 0,
     batch: shared.Batch = 8,
     threads: shared.Threads = 1,
-    measure: Annotated[bool, typer.Option(help="Time the materialized budgets for the table.")] = True,
+    measure: shared.Measure = True,
     soft_out: Annotated[
         Path | None, typer.Option(help="Folder for the soft checkpoint too, as the gates were learned.")
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
+    restart: shared.Restart = False,
     as_json: shared.AsJson = False,
 ) -> None:
     """Train once: one checkpoint that answers at any budget, and the table of its budgets.
@@ -264,7 +252,7 @@ def demo(
         "runs/demo"
     ),
     seed: shared.Seed = 0,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away a run that was stopped.")] = False,
+    restart: shared.Restart = False,
     as_json: shared.AsJson = False,
 ) -> None:
     """Run the main job on real data: MiniLM-L6 on Reuters R8, all stages, in about ten minutes on two cores.

@@ -9,7 +9,7 @@ from rheostat.data.describe import DataReport, describe
 from rheostat.data.images import PixelCollator, Pixels, read_images
 from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION, SINGLE_LABEL, TASKS, ReadOptions
 from rheostat.data.rows import read_rows
-from rheostat.data.tasks import encode_labels
+from rheostat.data.tasks import check_known, encode_labels
 from rheostat.data.tokenizing import TokenizedRows, token_limit, tokenize, with_inputs_of
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Pixels",
     "ReadOptions",
     "TokenizedRows",
+    "check_known",
     "class_weights",
     "describe",
     "encode_labels",

@@ -85,13 +85,7 @@ def read_validation(
     if task == "regression":
         raise OptionError("task must be a classification to be validated; got regression. Leave --validate out")
     rows, _ = read_rows(source, options or ReadOptions(task=task))
-    encoder = TextEncoder(
-        folder / tokenizer["file"],
-        pad_id=tokenizer["pad_id"],
-        pad_type_id=tokenizer["pad_type_id"],
-        max_length=tokenizer["max_length"],
-        truncation_side=tokenizer["truncation_side"],
-    )
+    encoder = TextEncoder.of(folder, tokenizer)
     texts: list[Any] = list(rows["text"])
     if "text_pair" in rows.column_names:
         texts = list(zip(texts, rows["text_pair"], strict=True))

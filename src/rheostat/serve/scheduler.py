@@ -24,6 +24,7 @@ from rheostat.serve.policy import (
 )
 from rheostat.serve.times import Times
 
+TICK_MS = 100  # between two looks of the policy at a server that nothing happens on
 ARRIVALS_MS = 1000.0  # how far back the offered load is counted
 PATIENCE = 2.0  # times of its own time that a request without a deadline gets, where that is more than the SLO
 

@@ -25,7 +25,7 @@ from rheostat.predictions import Prediction, interpret
 from rheostat.serve.answers import Answer, Ask, RowAnswer, Text
 from rheostat.serve.escalation import Escalation, read_escalation
 from rheostat.serve.policy import Policy, adaptive
-from rheostat.serve.scheduler import Batch, Row, Scheduler
+from rheostat.serve.scheduler import TICK_MS, Batch, Row, Scheduler
 from rheostat.serve.settings import ServeSettings
 from rheostat.serve.telemetry import LOGGER, Metrics
 from rheostat.serve.times import Times, bucket_of, buckets_of, certified_times, measured_times
@@ -33,7 +33,7 @@ from rheostat.serve.workers import Opening, Worker, WorkerLost, make_workers
 
 logger = logging.getLogger(LOGGER)
 
-TICK_S = 0.1
+TICK_S = TICK_MS / 1000.0
 MAX_TRIES = 2  # a batch that kills two workers will kill the third
 RESTART_S = 1.0  # between two tries to start a worker that can't be started
 LONG_TEXT = 20_000  # characters: above, tokens are made beside the event loop, which would stop for milliseconds
@@ -93,15 +93,8 @@ class Service:
         if not self.budgets:
             listed = ", ".join(f"{budget:g}" for budget in held)
             raise BudgetError(f"min_budget must be at most a budget of the bundle, {listed}; got {least:g}. Lower it")
-        token = self.info.tokenizer
-        self.max_length = int(token["max_length"])
-        self._encoder = TextEncoder(
-            folder / token["file"],
-            pad_id=token["pad_id"],
-            pad_type_id=token["pad_type_id"],
-            max_length=self.max_length,
-            truncation_side=token["truncation_side"],
-        )
+        self._encoder = TextEncoder.of(folder, self.info.tokenizer)
+        self.max_length = self._encoder.max_length
         self.escalation = self._usable(read_escalation(folder))
         self._workers: Sequence[Worker] = ()
         self._idle: list[Worker] = []

@@ -11,10 +11,8 @@ import numpy as np
 
 from rheostat.errors import OptionError
 from rheostat.serve.policy import Policy
-from rheostat.serve.scheduler import Batch, Row, Scheduler
+from rheostat.serve.scheduler import TICK_MS, Batch, Row, Scheduler
 from rheostat.serve.times import Times, bucket_of
-
-TICK_MS = 100  # as the server does
 
 
 @dataclass(frozen=True)
