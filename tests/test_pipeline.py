@@ -290,6 +290,24 @@ def test_corrections_change_no_weight_and_follow_their_learning_rate(model: str,
             assert (float(gap) > 1e-4) == changes, budget
 
 
+def test_corrections_are_of_the_budgets_that_were_asked_for(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(QUICK, adapt="corrections")
+    chosen = replace(options, train_budgets=(0.5,), adapt_dropout=True)
+    one = rheostat.load(pipeline.train(model, data, tmp_path / "one", chosen, measure_latency=False).folder)
+    assert one.corrections.shares == (one.costs.share(one.subnet(0.5)),)
+    plain = replace(chosen, adapt_dropout=False)
+    other = rheostat.load(pipeline.train(model, data, tmp_path / "other", plain, measure_latency=False).folder)
+    assert largest_difference(weights(one.corrections), weights(other.corrections)) > 1e-6
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "train_stage", stopped_in("corrections", patch))
+        with pytest.raises(training.Interrupted):
+            pipeline.train(model, data, tmp_path / "out", options, measure_latency=False)
+    changed = replace(options, budgets=(1.0, 0.5))
+    refused(CheckpointError, "another budgets.*--restart", model, data, tmp_path / "out", changed)
+
+
 def test_the_validation_table_is_read_on_as_many_rows_as_asked_for(model: str, data: str, tmp_path: Path) -> None:
     options = replace(QUICK, adapt="none", warm_epochs=0.1, soft_epochs=0, max_validation_rows=7)
     result = pipeline.train(model, data, tmp_path / "out", options, measure_latency=False, reads_test=False)
@@ -484,7 +502,7 @@ def stopped_in(stage: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     return train_stage
 
 
-@pytest.mark.parametrize("adapt", ["sandwich", "straight-through"])
+@pytest.mark.parametrize("adapt", ["sandwich", "straight-through", "corrections"])
 def test_a_run_stopped_in_every_stage_ends_as_one_that_never_was(
     adapt: str, model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,11 +124,13 @@ def train(
     for folder in (out, *([] if soft_out is None else [Path(soft_out)])):
         check_replaceable(folder)
     config = load_config(model_name)
+    # Another table is no other run, unless its budgets are what is trained.
+    aside = () if options.adapt == "corrections" else ("budgets",)
     key = {
         "model": model_name,
         "data": data,
         "files": fingerprint(data),
-        "options": {name: value for name, value in asdict(options).items() if name != "budgets"},
+        "options": {name: value for name, value in asdict(options).items() if name not in aside},
         "read": asdict(read_options or ReadOptions()),
     }
     work = Work(out, key, restart=restart)
@@ -374,10 +376,11 @@ def _adapt(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptio
 
 
 def _correct(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> BudgetedModel:
-    """Freeze the order and fit what every budget of the table adds to biases and norms."""
+    """Freeze the order and fit what every budget of the table, or of ``train_budgets``, adds to biases and norms."""
     teacher, dense = _dense_teacher(work, model, options)
     model.freeze_order()
-    shares = {model.costs.share(model.subnet(budget)): budget for budget in reachable(options.budgets, model.floor)}
+    asked = reachable(options.train_budgets or options.budgets, model.floor)
+    shares = {model.costs.share(model.subnet(budget)): budget for budget in asked}
     points = sorted((share, budget) for share, budget in shares.items() if 0.0 < share < 1.0)
     facts: dict[str, Any] = {"seconds": 0.0, "method": options.adapt, "epochs": options.adapt_epochs}
     if points:
@@ -386,7 +389,9 @@ def _correct(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOpt
         budgets = tuple(budget for _, budget in points)
         sampler = BudgetSampler(options.adapt, budgets[0], only=budgets, seed=options.seed)
         epochs = options.adapt_epochs * len(budgets)
-        stage = _stage(options, epochs, options.correction_learning_rate, only_corrections=True, dropout=False)
+        stage = _stage(
+            options, epochs, options.correction_learning_rate, only_corrections=True, dropout=options.adapt_dropout
+        )
         objective = Objective(model, options.adapt, _losses(options, rows), teacher, dense=dense)
         facts |= train_stage(objective, rows.train, rows.collator, sampler, stage, work.steps("adapt"), "Correct")
     return work.finish("adapt", facts, model)

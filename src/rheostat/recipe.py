@@ -24,17 +24,18 @@ class TrainOptions:
             because gates learned on top of the importance were no better than the importance alone; the paper's
             method needs some.
         adapt: ``sandwich`` (slices, so that a step costs what its budgets cost), ``straight-through`` (the
-            paper), ``corrections`` (no weight is trained, but for every budget of the table biases of its own: see
+            paper), ``corrections`` (no weight is trained, but for every budget of the table vectors of its own: see
             :mod:`rheostat.corrections`), or ``none``.
         adapt_epochs: Passes of the adapt stage, for ``corrections`` the mean of the budgets. Every budget gains from
             more; with two budgets a step four cost little more than four dense ones.
-        train_budgets: Budgets that gates and subnets are trained at instead of the whole range: a specialist.
+        train_budgets: Budgets that gates and subnets are trained at instead of the whole range: a specialist; for
+            ``corrections`` instead of those of the table.
         adapt_dropout: Whether dropout is active in the adapt stage; the subnets regularize enough, and without it a
             step takes a sixth less.
         learning_rate: Of the warm start.
         adapt_learning_rate: Of the adapt stage; larger than the warm start's, because most subnets start far from
             their optimum. Twice as much costs the full model half a point; half as much gains nothing.
-        correction_learning_rate: Of corrections, which begin at 0 and end as large as the biases.
+        correction_learning_rate: Of corrections, which begin at 0; three times as much leaves more of the loss on R8.
         gate_learning_rate: Of the gates; 1,000 times that of the weights.
         soft_learning_rate: Of the weights in the soft stage; 0 freezes them, the paper trains them.
         batch_size: Rows a step.
