@@ -108,6 +108,7 @@ def word_level_model(
     vocabulary: int,
     max_length: int,
     dropout: float = 0.1,
+    attention_dropout: float = 0.0,
 ) -> None:
     """Write a BERT with random weights and a tokenizer of the words of the training rows, in the Hugging Face layout.
 
@@ -125,7 +126,8 @@ def word_level_model(
         intermediate_size: F.
         vocabulary: Most words, special ones included.
         max_length: Tokens a row.
-        dropout: Of hidden states and attention.
+        dropout: Of hidden states.
+        attention_dropout: Of attention; drawing it takes half of a step on a CPU.
     """
     corpus = read_corpus(data, read)
     tokenizer = word_tokenizer(corpus.train["text"], vocabulary, max_length)
@@ -138,7 +140,7 @@ def word_level_model(
         intermediate_size=intermediate_size,
         max_position_embeddings=max_length,
         hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        attention_probs_dropout_prob=attention_dropout,
         type_vocab_size=1,
         num_labels=len(names),
         id2label=names,
