@@ -40,7 +40,7 @@ LAYERS = (
         "sentences",
     },
     {"losses", "objectives", "training"},
-    {"evaluation", "language", "measure", "qualities", "quality", "scoring", "tags", "vectors"},
+    {"evaluation", "language", "measure", "qualities", "quality", "regressions", "scoring", "tags", "vectors"},
     {"report", "timing"},
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},

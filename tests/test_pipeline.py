@@ -464,12 +464,9 @@ def test_a_foreign_output_folder_is_refused_first(model: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("no_training")
-def test_regression_and_a_single_class_are_refused(model: str, tmp_path: Path) -> None:
+def test_a_single_class_is_refused(model: str, tmp_path: Path) -> None:
     one = write_csv(tmp_path / "one.csv", [(f"word{i} great", "good") for i in range(12)])
     refused(DataError, "good", model, str(one), tmp_path / "o", QUICK)
-    numbers = write_csv(tmp_path / "n.csv", [(f"word{i} great", f"{i / 7:.3f}") for i in range(40)])
-    read = ReadOptions(task="regression")
-    refused(DataError, "single-label or multi-label", model, str(numbers), tmp_path / "o", QUICK, read_options=read)
 
 
 def test_the_usual_grid_is_cut_to_what_can_be_reached(model: str, data: str, tmp_path: Path) -> None:

@@ -269,9 +269,9 @@ def test_scores_are_those_of_seqeval(tokenizer: Any, side: str) -> None:
         found.append(["O" if start < 0 else LABELS[best[start]] for start in row["starts"]])
     assert quality.entity_f1 == pytest.approx(f1_score(wanted, found), abs=1e-9)
     pairs = [
-        (a, b, s)
-        for w, f, r in zip(wanted, found, rows.dataset, strict=True)
-        for a, b, s in zip(w, f, r["starts"], strict=True)
+        pair
+        for own, other, row in zip(wanted, found, rows.dataset, strict=True)
+        for pair in zip(own, other, row["starts"], strict=True)
     ]
     assert quality.words == len(pairs)
     assert quality.accuracy == pytest.approx(np.mean([a == b and start >= 0 for a, b, start in pairs]))

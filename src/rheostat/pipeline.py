@@ -43,7 +43,7 @@ from rheostat.timing import operating_points, time_budgets, vocabulary_note
 from rheostat.training import StageOptions, autocast, train_stage
 from rheostat.work import Work, fingerprint, wait_for_all
 
-QUALITIES = ("accuracy", "macro_f1", "perplexity", "entity_f1", "cosine")
+QUALITIES = ("accuracy", "macro_f1", "perplexity", "entity_f1", "cosine", "spearman")
 
 
 @dataclass(frozen=True)

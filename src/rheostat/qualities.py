@@ -69,6 +69,38 @@ class TagQuality:
 
 
 @dataclass(frozen=True)
+class RegressionQuality:
+    """What one budget scores on rows with a number each.
+
+    Attributes:
+        budget: The budget.
+        rows: How many rows there are.
+        spearman: Rank correlation of predictions and targets; 0 where one of them is constant.
+        mse: Mean squared error, in squares of the targets' unit.
+        drop_points: (full - this) in points: hundredths of the rank correlation.
+        drop_low: Lower end of its interval, the paired bootstrap's over rows.
+        drop_high: Upper end.
+    """
+
+    budget: float
+    rows: int
+    spearman: float
+    mse: float
+    drop_points: float
+    drop_low: float
+    drop_high: float
+
+    @property
+    def headline(self) -> float:
+        """What budgets are chosen by: the rank correlation."""
+        return self.spearman
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-ready form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Similarity:
     """How near the vectors of one budget are to the full model's.
 
@@ -94,7 +126,7 @@ class Similarity:
         return asdict(self)
 
 
-AnyQuality = Quality | Perplexity | TagQuality | Similarity
+AnyQuality = Quality | Perplexity | TagQuality | RegressionQuality | Similarity
 
 
 def from_json(record: Mapping[str, Any]) -> AnyQuality:
@@ -103,4 +135,6 @@ def from_json(record: Mapping[str, Any]) -> AnyQuality:
         return Perplexity(**record)
     if "cosine" in record:
         return Similarity(**record)
+    if "spearman" in record:
+        return RegressionQuality(**record)
     return TagQuality(**record) if "entity_f1" in record else Quality.from_json(record)

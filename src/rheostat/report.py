@@ -27,9 +27,16 @@ QUALITY = {
     "perplexity": ("perplexity",),
     "cosine": ("cosine to full", "of 95 %"),
     "entity_f1": ("word accuracy", "entity F1"),
+    "spearman": ("Spearman", "MSE"),
     "accuracy": ("accuracy", "macro F1"),
 }
-HEADLINES = {"perplexity": "perplexity", "cosine": "cosine", "entity_f1": "entity F1", "accuracy": "accuracy"}
+HEADLINES = {
+    "perplexity": "perplexity",
+    "cosine": "cosine",
+    "entity_f1": "entity F1",
+    "spearman": "Spearman",
+    "accuracy": "accuracy",
+}
 COSTS = ("MACs", "parameters", "latency", "speedup")
 BRACKETS = "In brackets: 95 % intervals of the {}'s difference to the full model, in points, and of the speedup."
 NOTHING = "-"
@@ -42,8 +49,9 @@ class OperatingPoint:
     `budget` was asked for and `share` is what the subnet costs (fractions of the full model). Kept units are
     totals over all layers. Accuracy, macro F1 and the expected calibration errors (raw: without temperature) are
     fractions; the drop is in points against the full model. A language model has a perplexity instead, a token
-    classifier an entity F1 (which its drop is of) beside the accuracy of words, an embedding model the mean cosine to
-    the full model's vectors and the one that 5 % of the texts are below. What was not measured is None.
+    classifier an entity F1 (which its drop is of) beside the accuracy of words, a regression the rank correlation (its
+    drop in hundredths) and the mean squared error, an embedding model the mean cosine to the full model's vectors and
+    the one that 5 % of the texts are below. What was not measured is None.
     """
 
     budget: float
@@ -68,6 +76,8 @@ class OperatingPoint:
     entity_f1: float | None = None
     cosine: float | None = None
     cosine_p5: float | None = None
+    spearman: float | None = None
+    mse: float | None = None
 
     @classmethod
     def join(
@@ -111,7 +121,7 @@ class OperatingPoint:
 
 _QUALITY_FIELDS = (
     "accuracy", "macro_f1", "drop_points", "drop_low", "drop_high", "calibration_error", "calibration_error_raw",
-    "perplexity", "entity_f1", "cosine", "cosine_p5",
+    "perplexity", "entity_f1", "cosine", "cosine_p5", "spearman", "mse",
 )  # fmt: skip
 
 
@@ -183,6 +193,8 @@ def _scored(point: OperatingPoint, kind: str) -> tuple[str, ...]:
         return tuple(NOTHING if value is None else f"{value:.4f}" for value in (point.cosine, point.cosine_p5))
     if kind == "entity_f1":
         return _percent(point.accuracy), _with_drop(point.entity_f1, point)
+    if kind == "spearman":
+        return _with_drop(point.spearman, point), NOTHING if point.mse is None else f"{point.mse:.3g}"
     return _with_drop(point.accuracy, point), _percent(point.macro_f1)
 
 

@@ -303,6 +303,7 @@ def card_table(info: CheckpointInfo) -> str:
 _CARD_COLUMNS: tuple[dict[str, tuple[str, str]], ...] = (
     {"perplexity": ("perplexity", "{:.2f}")},
     {"cosine": ("cosine to the full model", "{:.4f}")},
+    {"spearman": ("Spearman", "{:.4f}"), "mse": ("MSE", "{:.4g}")},
     {"accuracy": ("word accuracy", "{:.4f}"), "entity_f1": ("entity F1", "{:.4f}")},
     {"accuracy": ("accuracy", "{:.4f}"), "macro_f1": ("macro F1", "{:.4f}")},
     {"accuracy": ("accuracy", "{:.4f}")},

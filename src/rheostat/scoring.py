@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rheostat.checkpoint import task_of
-from rheostat.data import CAUSAL_LM, EMBEDDING, TOKEN_CLASSIFICATION
+from rheostat.data import CAUSAL_LM, EMBEDDING, REGRESSION, TOKEN_CLASSIFICATION
 from rheostat.evaluation import evaluate_budgets
 from rheostat.language import perplexities
 from rheostat.model import BudgetedModel, Form
 from rheostat.qualities import AnyQuality
+from rheostat.regressions import regression_qualities
 from rheostat.tags import tag_qualities
 from rheostat.vectors import similarities
 
@@ -18,6 +19,7 @@ Scorer = Callable[..., Sequence[AnyQuality]]
 
 # Tasks whose answers are no classes of a text; all others are scored as those are.
 _SCORERS: dict[str, Scorer] = {
+    REGRESSION: regression_qualities,
     TOKEN_CLASSIFICATION: tag_qualities,
     CAUSAL_LM: perplexities,
     EMBEDDING: similarities,

@@ -15,7 +15,7 @@ from rheostat.errors import OptionError
 if TYPE_CHECKING:
     from rheostat.measure import Progress
     from rheostat.model import BudgetedModel
-    from rheostat.qualities import Similarity, TagQuality
+    from rheostat.qualities import RegressionQuality, Similarity, TagQuality
     from rheostat.quality import Quality
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
@@ -160,7 +160,7 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
     return best.budget
 
 
-def _drop_of(best: Quality | TagQuality | Similarity) -> str:
+def _drop_of(best: Quality | TagQuality | RegressionQuality | Similarity) -> str:
     """Say how far below the full model a budget is."""
     from rheostat.qualities import Similarity
 

@@ -29,7 +29,7 @@ from rheostat.compare.readings import Answers, Outcome, Reading, readings_of
 from rheostat.compare.table import Line, lines_of
 from rheostat.console import stderr
 from rheostat.cost import CostTable
-from rheostat.data import REGRESSION, Corpus, ReadOptions, read_corpus
+from rheostat.data import Corpus, ReadOptions, read_corpus
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
 from rheostat.families import find_spec as architecture_of
@@ -147,8 +147,8 @@ class Comparison:
         config = load_config(self.model_name)
         check_reads_texts(config)
         task = read_corpus(self.data, self.read_options).task
-        if task not in (*CLASSIFICATIONS, REGRESSION):  # preparing says more of a regression
-            raise OptionError(f"task must be one with labels of texts to compare; got {task}. Leave --task out")
+        if task not in CLASSIFICATIONS:
+            raise OptionError(f"task must be {' or '.join(CLASSIFICATIONS)} to compare; got {task}. Set --task")
         with torch.device("meta"):
             empty = transformers.AutoModelForSequenceClassification.from_config(config)
         length = self.options.sequence_length or LIKELY_LENGTH

@@ -9,7 +9,7 @@ import transformers
 from safetensors import SafetensorError
 
 from rheostat.checkpoint import CheckpointInfo, task_of
-from rheostat.data import CAUSAL_LM, EMBEDDING, MULTI_LABEL, TOKEN_CLASSIFICATION
+from rheostat.data import CAUSAL_LM, EMBEDDING, MULTI_LABEL, REGRESSION, TOKEN_CLASSIFICATION
 from rheostat.data.options import UNLABELLED
 from rheostat.errors import CheckpointError
 from rheostat.families import check_model_type
@@ -43,7 +43,7 @@ def load_tokenizer_of(model_name: str, *, words: bool = False) -> Any:
 
 
 def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool) -> Any:
-    """Return the encoder with a classifier for the labels, in float32; only the head may be new, if it is trained.
+    """Return the encoder with a head for the labels, in float32; only the head may be new, if it is trained.
 
     For causal-lm the decoder with the projection to its vocabulary, for embedding the encoder alone: nothing is new.
 
@@ -59,6 +59,8 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
         "label2id": {name: i for i, name in names.items()},
         "problem_type": "multi_label_classification" if task == MULTI_LABEL else "single_label_classification",
     }
+    if task == REGRESSION:
+        head = {"num_labels": 1, "problem_type": "regression"}
     if task in UNLABELLED:
         head, head_is_trained = {}, False
     if task == TOKEN_CLASSIFICATION:
@@ -80,12 +82,14 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
         if "ignore_mismatched_sizes" not in str(error):
             raise
         raise CheckpointError(
-            f"model must have a classifier for the {len(names)} labels of the data, or none; {model_name!r} has one of "
-            "another size. Give the encoder that it was fine-tuned from, or data with its labels"
+            f"model must have a classifier for the {head['num_labels']} labels of the data, or none; {model_name!r} has "
+            "one of another size. Give the encoder that it was fine-tuned from, or data with its labels"
         ) from None
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"model must load with {len(names)} labels; got {model_name!r}: {reason}") from None
+        raise CheckpointError(
+            f"model must load for task {task} with {len(names)} labels; got {model_name!r}: {reason}"
+        ) from None
     prefix = "" if task == EMBEDDING else f"{model.base_model_prefix}."
     missing = sorted(report["missing_keys"])
     lost = [name for name in missing if name.startswith(prefix) and ".pooler." not in f".{name}"]

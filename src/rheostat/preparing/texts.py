@@ -26,7 +26,7 @@ from rheostat.data import (
     word_tokenizer,
 )
 from rheostat.entities import check_entities
-from rheostat.errors import DataError, UnsupportedModelError
+from rheostat.errors import UnsupportedModelError
 from rheostat.families import check_model_type
 from rheostat.preparing.blocks import prepare_blocks
 from rheostat.preparing.encoders import load_tokenizer_of
@@ -40,12 +40,8 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     """Tokenize all parts of a corpus for a model.
 
     Raises:
-        DataError: a task that can't be trained.
+        DataError: labels that the model's head can't give.
     """
-    if corpus.task == REGRESSION:
-        raise DataError(
-            "task must be single-label or multi-label to train; got regression. Use labels that are classes"
-        )
     check_reads_texts(config)
     tokenizer = with_inputs_of(load_tokenizer_of(model_name, words=corpus.task == TOKEN_CLASSIFICATION), config)
     if check_model_type(config).causal:
@@ -57,7 +53,7 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     if corpus.task == EMBEDDING:
         info = replace(info, head=read_head(local_folder(model_name)))
         limit = min(limit, (info.head and info.head.max_length) or limit)
-    else:
+    elif corpus.task != REGRESSION:
         info = replace(info, labels=model_labels(config, corpus.labels, head_is_trained=options.trains_head))
     info = replace(info, max_length=limit if options.max_length is None else min(options.max_length, limit))
     if corpus.task == TOKEN_CLASSIFICATION:
@@ -67,6 +63,8 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     }
     for name, part in tokens.items():
         stderr.print(f"- {name}: {len(part.dataset):,} rows; {part.note()}", markup=False, soft_wrap=True)
+    if corpus.task == REGRESSION:
+        _note_spread(tokens["train"].dataset)
     weighted = options.class_weighting and corpus.task == SINGLE_LABEL
     return Prepared(
         train=tokens["train"].dataset,
@@ -89,6 +87,18 @@ def tokenized(rows: Any, tokenizer: Any, info: CheckpointInfo) -> Any:
         prompt = info.head.prompt
         rows = rows.map(lambda row: {"text": prompt + row["text"]}, load_from_cache_file=False)
     return tokenize(rows, tokenizer, labels=info.labels, task=str(info.task), max_length=length)
+
+
+def _note_spread(rows: Any) -> None:
+    """Say when targets are so far apart, or so near, that the usual learning rates do not fit them."""
+    spread = float(np.std(np.asarray(rows["labels"], np.float64)))
+    if not 0.1 <= spread <= 10.0:
+        stderr.print(
+            f"- targets have a standard deviation of {spread:.3g}: the loss is their squared error, so scale them to "
+            "about 1 before training",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _class_weights(rows: Any, classes: int) -> tuple[float, ...]:
