@@ -25,8 +25,8 @@ from rheostat.model import BudgetedModel, load
 from rheostat.pipeline import train
 from rheostat.quality import paired_bootstrap
 from rheostat.recipe import TrainOptions
+from rheostat.scoring.vectors import similarity
 from rheostat.training import autocast
-from rheostat.vectors import similarity
 
 NEIGHBOURS = 10
 Vectors = NDArray[np.float32]

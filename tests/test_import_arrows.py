@@ -40,7 +40,7 @@ LAYERS = (
         "sentences",
     },
     {"losses", "objectives", "training"},
-    {"evaluation", "language", "measure", "qualities", "quality", "regressions", "scoring", "tags", "vectors"},
+    {"evaluation", "measure", "qualities", "quality", "scoring"},
     {"report", "timing"},
     {"bundle", "pipeline", "preparing", "recipe", "work"},
     {"export"},

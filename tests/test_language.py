@@ -25,11 +25,11 @@ from rheostat.answers import counted_answers
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.cli.app import app
 from rheostat.data import Collator, ReadOptions, pack_blocks, read_corpus, with_padding
-from rheostat.language import perplexities
 from rheostat.losses import budget_loss, distillation_loss, mixed_loss, task_losses
 from rheostat.objectives import BudgetSampler, Objective
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
+from rheostat.scoring.language import perplexities
 from rheostat.training import StageOptions, train_stage
 
 WORDS = ["<unk>", "<end>", *"abcdefgh"]

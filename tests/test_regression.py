@@ -21,7 +21,7 @@ from rheostat.compare import compare
 from rheostat.model import BudgetedModel
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
-from rheostat.regressions import regression_quality
+from rheostat.scoring.regressions import regression_quality
 
 
 def rows_of(count: int, seed: int) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from rheostat.pipeline import train
 from rheostat.predictions import TaggedText
 from rheostat.preparing import load_tokenizer_of
 from rheostat.recipe import TrainOptions
-from rheostat.tags import tag_qualities
+from rheostat.scoring.tags import tag_qualities
 
 FILLERS = [f"word{i}" for i in range(8)]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLERS, "ann", "bob", "lee", "par", "##is", "ro", "##me"]

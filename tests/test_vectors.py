@@ -22,8 +22,8 @@ from rheostat.losses import budget_loss, distillation_loss, mixed_loss, sensitiv
 from rheostat.model import BudgetedModel
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
+from rheostat.scoring.vectors import similarity
 from rheostat.sentences import SentenceHead, read_head, write_head
-from rheostat.vectors import similarity
 
 TEXTS = ["word1 great word2", "awful", "word3 word4 word5 word6 word7"]
 

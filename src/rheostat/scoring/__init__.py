@@ -8,12 +8,12 @@ from typing import Any
 from rheostat.checkpoint import task_of
 from rheostat.data import CAUSAL_LM, EMBEDDING, REGRESSION, TOKEN_CLASSIFICATION
 from rheostat.evaluation import evaluate_budgets
-from rheostat.language import perplexities
 from rheostat.model import BudgetedModel, Form
 from rheostat.qualities import AnyQuality
-from rheostat.regressions import regression_qualities
-from rheostat.tags import tag_qualities
-from rheostat.vectors import similarities
+from rheostat.scoring.language import perplexities
+from rheostat.scoring.regressions import regression_qualities
+from rheostat.scoring.tags import tag_qualities
+from rheostat.scoring.vectors import similarities
 
 Scorer = Callable[..., Sequence[AnyQuality]]
 
