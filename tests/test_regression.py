@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from random_models import make_inputs, make_model
 from scipy.stats import spearmanr
 from tiny import FILLERS, tiny_config, tiny_folder, tiny_tokenizer, write_csv
 from transformers import BertModel
@@ -16,8 +18,10 @@ from typer.testing import CliRunner
 
 import rheostat
 from rheostat import CheckpointError, OptionError
+from rheostat.checkpoint import CheckpointInfo
 from rheostat.cli.app import app
 from rheostat.compare import compare
+from rheostat.losses import budget_loss
 from rheostat.model import BudgetedModel
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
@@ -88,6 +92,17 @@ def test_the_quality_is_that_of_scipy() -> None:
     assert found.drop_low < found.drop_points < found.drop_high
     same = regression_quality(1.0, full, full, targets)
     assert (same.drop_low, same.drop_points, same.drop_high) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_whole_numbers_are_amounts(family: str) -> None:
+    base = make_model(family, num_labels=1)  # transformers takes whole numbers for classes
+    model = rheostat.wrap(base, neuron_block=8, info=CheckpointInfo("regression"))
+    batch = make_inputs()
+    targets = torch.arange(len(batch["input_ids"]))
+    loss = budget_loss(model, {**batch, "labels": targets}, budgets=(1.0,))
+    assert loss.item() == pytest.approx(((base(**batch).logits[:, 0] - targets.float()) ** 2).mean().item(), rel=1e-5)
+    loss.backward()
 
 
 def test_commands_take_regressions(trained: tuple[Path, Path, Any], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class CheckpointInfo:
         labels: Label names in the order of the logits.
         max_length: Longest input in tokens.
         trained_budgets: Smallest and largest budget seen in training; None before any.
-        evaluation: One record an operating point, as :mod:`rheostat.quality` writes them, or :mod:`rheostat.scoring.language`.
+        evaluation: One record an operating point, of :mod:`rheostat.qualities`.
         training: How it was trained: data, seed, epochs, seconds of every stage.
         temperatures: (budget, temperature), smallest budget first: what divides the logits before probabilities.
         head: How an embedding model makes a vector of a text; None for other tasks.

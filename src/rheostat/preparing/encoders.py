@@ -83,7 +83,8 @@ def load_encoder(model_name: str, info: CheckpointInfo, *, head_is_trained: bool
             raise
         raise CheckpointError(
             f"model must have a classifier for the {head['num_labels']} labels of the data, or none; "
-            f"{model_name!r} has one of another size. Give the encoder that it was fine-tuned from, or data with its labels"
+            f"{model_name!r} has one of another size. Give the encoder that it was fine-tuned from, or data with its "
+            "labels"
         ) from None
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
