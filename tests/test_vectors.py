@@ -23,12 +23,12 @@ from rheostat.model import BudgetedModel
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
 from rheostat.scoring.vectors import similarity
-from rheostat.sentences import SentenceHead, read_head, write_head
+from rheostat.sentences import Pooling, read_pooling, write_pooling
 
 TEXTS = ["word1 great word2", "awful", "word3 word4 word5 word6 word7"]
 
 
-def save_encoder(folder: Path, *, head: SentenceHead | None = None) -> Path:
+def save_encoder(folder: Path, *, pooling: Pooling | None = None) -> Path:
     torch.manual_seed(0)
     model = transformers.BertModel(tiny_config(hidden_size=32, intermediate_size=64, num_hidden_layers=3))
     with torch.no_grad():
@@ -36,8 +36,8 @@ def save_encoder(folder: Path, *, head: SentenceHead | None = None) -> Path:
             parameter.add_((0.2 if name.endswith("weight") else 0.1) * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tiny_tokenizer(folder.parent / f"{folder.name}-words").save_pretrained(folder)
-    if head is not None:
-        write_head(folder, head, 32, 16)
+    if pooling is not None:
+        write_pooling(folder, pooling, 32, 16)
     return folder
 
 
@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
     folder = tmp_path_factory.mktemp("vectors")
     for name, count, seed in (("train", 160, 1), ("validation", 30, 2), ("test", 30, 3)):
         write_texts(folder / "data" / f"{name}.jsonl", count, seed)
-    encoder = save_encoder(folder / "encoder", head=SentenceHead(library={"prompts": {}}))
+    encoder = save_encoder(folder / "encoder", pooling=Pooling(library={"prompts": {}}))
     options = TrainOptions(
         adapt_epochs=6, adapt_learning_rate=2e-3, neuron_block=8, budgets=(1.0, 0.5), batch_size=16, min_budget=0.2
     )
@@ -72,16 +72,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
 # --- folders -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
 @pytest.mark.parametrize("normalizes", [True, False])
-def test_folders_come_back_as_they_were_written(tmp_path: Path, pooling: str, normalizes: bool) -> None:
-    head = SentenceHead(pooling, normalizes, "query: ", 16, {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
-    write_head(tmp_path, head, 32, 16)
-    assert read_head(tmp_path) == head
+def test_folders_come_back_as_they_were_written(tmp_path: Path, mode: str, normalizes: bool) -> None:
+    pooling = Pooling(mode, normalizes, "query: ", 16, {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
+    write_pooling(tmp_path, pooling, 32, 16)
+    assert read_pooling(tmp_path) == pooling
 
 
 def test_other_folders_are_the_normalized_mean(tmp_path: Path) -> None:
-    assert read_head(tmp_path) == SentenceHead("mean", True)
+    assert read_pooling(tmp_path) == Pooling("mean", True)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_other_folders_are_the_normalized_mean(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_folders_that_do_something_else_are_refused(tmp_path: Path, change: Any, told: str, error: Any) -> None:
-    write_head(tmp_path, SentenceHead(), 32, 16)
+    write_pooling(tmp_path, Pooling(), 32, 16)
     (tmp_path / change[0]).write_text(json.dumps(change[1]), encoding="utf-8")
     with pytest.raises(error, match=told):
-        read_head(tmp_path)
+        read_pooling(tmp_path)
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
-    write_head(tmp_path, SentenceHead(), 32, 16)
+    write_pooling(tmp_path, Pooling(), 32, 16)
     (tmp_path / "1_Pooling" / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="must be readable JSON"):
-        read_head(tmp_path)
+        read_pooling(tmp_path)
 
 
 def test_the_library_says_the_same(trained: tuple[Path, Path, Any]) -> None:
@@ -119,7 +119,7 @@ def test_the_library_says_the_same(trained: tuple[Path, Path, Any]) -> None:
     assert np.abs(again.encode(TEXTS) - ours.encode(TEXTS)).max() < 1e-5
     untrained = rheostat.wrap(
         transformers.AutoModel.from_pretrained(encoder),
-        info=CheckpointInfo("embedding", head=read_head(encoder), max_length=16),
+        info=CheckpointInfo("embedding", pooling=read_pooling(encoder), max_length=16),
         tokenizer=transformers.AutoTokenizer.from_pretrained(encoder),
     )
     assert np.abs(original.encode(TEXTS) - untrained.encode(TEXTS)).max() < 1e-5
@@ -138,8 +138,8 @@ def test_pooling_leaves_padding_out(side: str) -> None:
     for name, expected in (
         ("mean", tokens.mean(1)), ("cls", tokens[:, 0]), ("max", tokens.amax(1)), ("lasttoken", tokens[:, -1]),
     ):  # fmt: skip
-        assert torch.allclose(pooled(padded, mask, SentenceHead(name, False)), expected, atol=1e-6), name
-        length = pooled(padded, mask, SentenceHead(name, True)).norm(dim=-1)
+        assert torch.allclose(pooled(padded, mask, Pooling(name, False)), expected, atol=1e-6), name
+        length = pooled(padded, mask, Pooling(name, True)).norm(dim=-1)
         assert torch.allclose(length, torch.ones(2), atol=1e-6)
 
 
@@ -165,7 +165,7 @@ def test_budget_loss_takes_vectors() -> None:
     model = rheostat.wrap(base, neuron_block=8, info=CheckpointInfo("embedding"))
     batch = {"input_ids": torch.randint(5, 15, (3, 6)), "attention_mask": torch.ones(3, 6, dtype=torch.int64)}
     with torch.no_grad():
-        teacher = pooled(model(**batch).last_hidden_state, batch["attention_mask"], SentenceHead())
+        teacher = pooled(model(**batch).last_hidden_state, batch["attention_mask"], Pooling())
     full = budget_loss(model, batch, budgets=(1.0,), teacher_logits=teacher)
     half = budget_loss(model, batch, budgets=(0.5,), teacher_logits=teacher)
     assert full.item() == pytest.approx(0.0, abs=1e-6)
@@ -227,16 +227,16 @@ def test_materialized_folders_load_with_ours(trained: tuple[Path, Path, Any], tm
 
 def test_a_default_prompt_goes_before_every_text(tmp_path: Path) -> None:
     told = {"prompts": {"q": f"{FILLERS[0]} "}, "default_prompt_name": "q"}
-    encoder = save_encoder(tmp_path / "encoder", head=SentenceHead(prompt=f"{FILLERS[0]} ", library=told))
-    head = read_head(encoder)
+    encoder = save_encoder(tmp_path / "encoder", pooling=Pooling(prompt=f"{FILLERS[0]} ", library=told))
+    prompted = read_pooling(encoder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
     with_prompt, without = (
         rheostat.wrap(
             transformers.AutoModel.from_pretrained(encoder),
-            info=CheckpointInfo("embedding", head=h, max_length=16),
+            info=CheckpointInfo("embedding", pooling=p, max_length=16),
             tokenizer=tokenizer,
         )
-        for h in (head, SentenceHead())
+        for p in (prompted, Pooling())
     )
     assert np.allclose(with_prompt.encode(["great"]), without.encode([f"{FILLERS[0]} great"]), atol=1e-6)
     assert not np.allclose(with_prompt.encode(["great"]), without.encode(["great"]), atol=1e-3)

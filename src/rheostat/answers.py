@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rheostat.checkpoint import CheckpointInfo, task_of
 from rheostat.data.batches import NOT_COUNTED
 from rheostat.data.options import CAUSAL_LM, EMBEDDING, TOKEN_CLASSIFICATION
-from rheostat.sentences import SentenceHead
+from rheostat.sentences import Pooling
 
 # Entries of a batch that are not inputs of the model.
 TARGETS = ("labels", "teacher_logits")
@@ -40,22 +40,22 @@ def answers_of(output: Any, inputs: Mapping[str, Tensor], info: CheckpointInfo) 
         return logits
     tokens: Tensor = output.last_hidden_state
     mask = inputs.get("attention_mask")
-    return pooled(tokens, torch.ones_like(tokens[..., 0]) if mask is None else mask, info.head or SentenceHead())
+    return pooled(tokens, torch.ones_like(tokens[..., 0]) if mask is None else mask, info.pooling or Pooling())
 
 
-def pooled(tokens: Tensor, mask: Tensor, head: SentenceHead) -> Tensor:
+def pooled(tokens: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     """Return the vector of every text, (B, E), from those of its tokens (B, S, E) that ``mask`` (B, S) counts."""
     counted = mask.unsqueeze(-1).to(tokens.dtype)  # (B, S, 1)
-    if head.pooling == "mean":
+    if pooling.mode == "mean":
         vectors = (tokens * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1e-9)
-    elif head.pooling == "max":
+    elif pooling.mode == "max":
         vectors = tokens.masked_fill(counted == 0, -torch.inf).amax(dim=1)
     else:
         first = mask.int().argmax(dim=1)  # padding may be on either side
         last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-        places = (first if head.pooling == "cls" else last).to(tokens.device)
+        places = (first if pooling.mode == "cls" else last).to(tokens.device)
         vectors = tokens[torch.arange(len(tokens), device=tokens.device), places]
-    return F.normalize(vectors, dim=-1) if head.normalizes else vectors
+    return F.normalize(vectors, dim=-1) if pooling.normalizes else vectors
 
 
 def counted_answers(task: str, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

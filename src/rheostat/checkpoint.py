@@ -18,7 +18,7 @@ from typing import Any
 
 from rheostat.data.options import SINGLE_LABEL
 from rheostat.errors import CheckpointError
-from rheostat.sentences import SentenceHead
+from rheostat.sentences import Pooling
 
 MANIFEST = "rheostat.json"
 BUNDLE_MANIFEST = "bundle.json"
@@ -37,7 +37,7 @@ class CheckpointInfo:
         evaluation: One record an operating point, of :mod:`rheostat.qualities`.
         training: How it was trained: data, seed, epochs, seconds of every stage.
         temperatures: (budget, temperature), smallest budget first: what divides the logits before probabilities.
-        head: How an embedding model makes a vector of a text; None for other tasks.
+        pooling: How an embedding model makes a vector of a text; None for other tasks.
     """
 
     task: str | None = None
@@ -47,7 +47,7 @@ class CheckpointInfo:
     evaluation: tuple[dict[str, Any], ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
     temperatures: tuple[tuple[float, float], ...] = ()
-    head: SentenceHead | None = None
+    pooling: Pooling | None = None
 
     def temperature_at(self, budget: float) -> float:
         """Return what divides the logits of ``budget``: between fitted budgets on a line in log T, 1 without any."""
@@ -72,7 +72,7 @@ class CheckpointInfo:
             "evaluation": list(self.evaluation),
             "temperatures": [list(pair) for pair in self.temperatures],
             "training": self.training,
-            "head": None if self.head is None else self.head.to_json(),
+            "pooling": None if self.pooling is None else self.pooling.to_json(),
         }
 
     @classmethod
@@ -87,7 +87,7 @@ class CheckpointInfo:
             evaluation=tuple(record["evaluation"]),
             temperatures=tuple((float(b), float(t)) for b, t in record.get("temperatures", ())),
             training=dict(record["training"]),
-            head=SentenceHead.from_json(record["head"]) if record.get("head") else None,
+            pooling=Pooling.from_json(record["pooling"]) if record.get("pooling") else None,
         )
 
 

@@ -25,7 +25,7 @@ from rheostat.forms import correction_sizes
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
 from rheostat.reorder import permute, restored
-from rheostat.sentences import write_head
+from rheostat.sentences import write_pooling
 from rheostat.subnet import StoredOrder
 
 GATES_FILE = "gates.safetensors"
@@ -81,8 +81,8 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
         save_file(parts.corrections.to_tensors(), folder / CORRECTIONS_FILE)
     if parts.tokenizer is not None:
         parts.tokenizer.save_pretrained(folder)
-    if parts.info.head is not None:
-        write_head(folder, parts.info.head, base.config.hidden_size, parts.info.max_length)
+    if parts.info.pooling is not None:
+        write_pooling(folder, parts.info.pooling, base.config.hidden_size, parts.info.max_length)
     write_manifest(
         folder,
         {

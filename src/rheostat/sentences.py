@@ -27,18 +27,18 @@ _FLAGS = {
 
 
 @dataclass(frozen=True)
-class SentenceHead:
+class Pooling:
     """How the vectors of tokens become the vector of a text.
 
     Attributes:
-        pooling: ``mean`` over the tokens, ``cls`` (the first), ``max`` or ``lasttoken``.
+        mode: ``mean`` over the tokens, ``cls`` (the first), ``max`` or ``lasttoken``.
         normalizes: Whether the vector is divided by its length.
         prompt: What is put before every text, the folder's default prompt.
         max_length: Longest text in tokens, or None for what the model takes.
         library: ``config_sentence_transformers.json`` as it was.
     """
 
-    pooling: str = "mean"
+    mode: str = "mean"
     normalizes: bool = True
     prompt: str = ""
     max_length: int | None = None
@@ -49,12 +49,12 @@ class SentenceHead:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> SentenceHead:
-        """Return the head that ``to_json`` wrote."""
+    def from_json(cls, record: Mapping[str, Any]) -> Pooling:
+        """Return the pooling that ``to_json`` wrote."""
         return cls(**record)
 
 
-def read_head(folder: Path) -> SentenceHead:
+def read_pooling(folder: Path) -> Pooling:
     """Return what a sentence-transformers folder says; of any other folder the mean of the tokens, normalized.
 
     Raises:
@@ -62,7 +62,7 @@ def read_head(folder: Path) -> SentenceHead:
         CheckpointError: a file can't be read, or the encoder is not in the folder itself.
     """
     if not (folder / MODULES_FILE).is_file():
-        return SentenceHead()
+        return Pooling()
     modules = _read(folder / MODULES_FILE)
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -78,8 +78,8 @@ def read_head(folder: Path) -> SentenceHead:
     library = _read(folder / LIBRARY_FILE) if (folder / LIBRARY_FILE).is_file() else {}
     length = _read(folder / LENGTH_FILE).get("max_seq_length") if (folder / LENGTH_FILE).is_file() else None
     name = library.get("default_prompt_name")
-    return SentenceHead(
-        pooling=_pooling_of(_read(folder / modules[1]["path"] / "config.json"), folder),
+    return Pooling(
+        mode=_mode_of(_read(folder / modules[1]["path"] / "config.json"), folder),
         normalizes=kinds[-1] == "Normalize",
         prompt=str(library["prompts"][name]) if name else "",
         max_length=length,
@@ -87,7 +87,7 @@ def read_head(folder: Path) -> SentenceHead:
     )
 
 
-def _pooling_of(config: Mapping[str, Any], folder: Path) -> str:
+def _mode_of(config: Mapping[str, Any], folder: Path) -> str:
     named = config.get("pooling_mode") or [mode for flag, mode in _FLAGS.items() if config.get(flag)] or "mean"
     modes = [named] if isinstance(named, str) else list(named)
     if len(modes) != 1 or modes[0] not in POOLINGS or not config.get("include_prompt", True):
@@ -97,12 +97,12 @@ def _pooling_of(config: Mapping[str, Any], folder: Path) -> str:
     return str(modes[0])
 
 
-def write_head(folder: Path, head: SentenceHead, size: int, max_length: int | None) -> None:
+def write_pooling(folder: Path, pooling: Pooling, size: int, max_length: int | None) -> None:
     """Write what makes a folder with an encoder one that sentence-transformers loads.
 
     Args:
         folder: Where the encoder is.
-        head: What follows it.
+        pooling: What follows it.
         size: Numbers of a vector.
         max_length: Longest text in tokens.
     """
@@ -110,15 +110,15 @@ def write_head(folder: Path, head: SentenceHead, size: int, max_length: int | No
     parts = [("", "Transformer"), (POOLING_FOLDER, "Pooling"), (NORMALIZE_FOLDER, "Normalize")]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"}
-        for i, (path, kind) in enumerate(parts[: 3 if head.normalizes else 2])
+        for i, (path, kind) in enumerate(parts[: 3 if pooling.normalizes else 2])
     ]
     (folder / POOLING_FOLDER).mkdir()
-    flags = {flag: mode == head.pooling for flag, mode in _FLAGS.items()}
-    pooling = {"word_embedding_dimension": size, **flags, "include_prompt": True}
+    flags = {flag: mode == pooling.mode for flag, mode in _FLAGS.items()}
+    settings = {"word_embedding_dimension": size, **flags, "include_prompt": True}
     for path, content in (
-        (folder / POOLING_FOLDER / "config.json", pooling),
+        (folder / POOLING_FOLDER / "config.json", settings),
         (folder / LENGTH_FILE, {"max_seq_length": max_length, "do_lower_case": False}),
-        (folder / LIBRARY_FILE, dict(head.library)),
+        (folder / LIBRARY_FILE, dict(pooling.library)),
         (folder / MODULES_FILE, modules),
     ):
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

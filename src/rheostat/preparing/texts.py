@@ -33,7 +33,7 @@ from rheostat.preparing.encoders import load_tokenizer_of
 from rheostat.preparing.parts import Prepared, model_labels, parts_of
 from rheostat.recipe import TrainOptions
 from rheostat.saving import local_folder
-from rheostat.sentences import read_head
+from rheostat.sentences import read_pooling
 
 
 def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions) -> Prepared:
@@ -51,8 +51,8 @@ def prepare(corpus: Corpus, model_name: str, config: Any, options: TrainOptions)
     info = CheckpointInfo(corpus.task, training={"seed": options.seed})
     limit = token_limit(tokenizer, config)
     if corpus.task == EMBEDDING:
-        info = replace(info, head=read_head(local_folder(model_name)))
-        limit = min(limit, (info.head and info.head.max_length) or limit)
+        info = replace(info, pooling=read_pooling(local_folder(model_name)))
+        limit = min(limit, (info.pooling and info.pooling.max_length) or limit)
     elif corpus.task != REGRESSION:
         info = replace(info, labels=model_labels(config, corpus.labels, head_is_trained=options.trains_head))
     info = replace(info, max_length=limit if options.max_length is None else min(options.max_length, limit))
@@ -83,8 +83,8 @@ def tokenized(rows: Any, tokenizer: Any, info: CheckpointInfo) -> Any:
     length = int(info.max_length or tokenizer.model_max_length)
     if info.task == TOKEN_CLASSIFICATION:
         return tokenize_words(rows, word_tokenizer(tokenizer), labels=info.labels, max_length=length)
-    if info.head is not None and info.head.prompt:
-        prompt = info.head.prompt
+    if info.pooling is not None and info.pooling.prompt:
+        prompt = info.pooling.prompt
         rows = rows.map(lambda row: {"text": prompt + row["text"]}, load_from_cache_file=False)
     return tokenize(rows, tokenizer, labels=info.labels, task=str(info.task), max_length=length)
 
