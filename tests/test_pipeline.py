@@ -571,10 +571,12 @@ def test_the_teacher_is_the_dense_model_row_by_row(model: str, data: str, tmp_pa
     work.open()
     work.record["stages"]["warm"] = {}
     wrapped.train()
-    logits = pipeline._teacher_logits(work, wrapped, rows, "fp32")
+    logits = pipeline._teacher_answers(work, wrapped, rows.train, rows.collator, "train", "fp32")
     assert wrapped.training  # the mode is put back
-    (work.folder / "teacher.npy").unlink()
-    rounded = pipeline._teacher_logits(work, wrapped, rows, "bf16")  # in the precision that training has
+    (work.folder / "teacher-train.npy").unlink()
+    rounded = pipeline._teacher_answers(
+        work, wrapped, rows.train, rows.collator, "train", "bf16"
+    )  # in the precision that training has
     assert 0 < np.abs(rounded - logits).max() < 0.05
     base.eval()
     for i in (0, 5, 63):
@@ -592,7 +594,10 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2", "mpnet"])
+@pytest.mark.parametrize(
+    "family",
+    ["distilbert", "mpnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modernbert", "deberta-v2"))],
+)
 def test_a_family_goes_all_the_way_with_a_tokenizer_that_makes_token_types(
     family: str, data: str, tmp_path: Path
 ) -> None:
