@@ -468,6 +468,7 @@ def test_a_killed_export_leaves_the_old_bundle_or_none(model: BudgetedModel, cop
     assert open_bundle(copy).budgets == (1.0,)
 
 
+@pytest.mark.slow
 def test_twenty_budgets_take_hardly_more_disk_than_the_dense_model(tmp_path: Path) -> None:
     sizes = {"vocab_size": 30_000, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8}
     large = tiny_budgeted(sizes={**sizes, "intermediate_size": 1024})

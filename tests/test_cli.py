@@ -314,7 +314,7 @@ def test_max_drop_takes_the_cheapest_budget_of_the_validation_table(home: Path, 
     for drop, budget in ((0.0, 1.0), (0.5, 0.6), (50.0, 0.3)):
         found = run("materialize", folder, "small", "--max-drop", drop, "--json")
         assert json.loads(found.stdout)["budget"] == budget
-        assert re.search(rf"Budget {budget:g}: .* 24 validation rows .*interval", found.stderr)
+        assert re.search(rf"Budget {budget:g}: .* points below full .*interval.* on 24 validation rows", found.stderr)
         assert json_of("predict", folder, "great", "--max-drop", drop)[0]["budget"] == budget
     manifest["info"]["evaluation"] = []
     write_json(folder / "rheostat.json", manifest)

@@ -91,7 +91,7 @@ def test_they_move_with_the_model() -> None:
     assert (single - double).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+@pytest.mark.parametrize("engine", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_bundle_holds_them_beside_one_set_of_matrices(engine: str, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     model = rheostat.wrap(make_model("bert", hidden_size=264, intermediate_size=40), neuron_block=8, sequence_length=9)

@@ -131,6 +131,20 @@ def test_a_vision_model_learns_digits_at_all_budgets_from_the_command_line(digit
     assert certified.exit_code == 2
     assert "must read texts" in certified.output
     loaded = rheostat.load(out)
+    images = [row["image"] for row in datasets.Dataset.from_parquet(str(digits / "test.parquet")).select(range(40))]
+    said = loaded.predict(images, budget=0.6, batch_size=16)
+    pixels = PixelCollator(Pixels.from_json(loaded.info.training["pixels"]))([{"image": image} for image in images])
+    with torch.no_grad():
+        logits = loaded(**pixels, budget=0.6).logits
+    assert [p.label for p in said] == [str(place) for place in logits.argmax(-1).tolist()]
+    assert loaded.materialize(0.6).predict(images)[3].score == pytest.approx(said[3].score, abs=1e-5)
+    images[0].save(out.parent / "digit.png")
+    shown = CliRunner().invoke(app, ["predict", str(out), str(out.parent / "digit.png"), "--budget", "0.6"])
+    assert shown.stdout.split("\t")[0] == said[0].label
+    lost = CliRunner().invoke(app, ["predict", str(out), str(out.parent / "none.png")])
+    assert "must be an image" in lost.output
+    with pytest.raises(OptionError, match="images must be a list of images; got str"):
+        loaded.predict("a.png")
     assert loaded.info.labels == tuple("0123456789")
     assert loaded.costs.sequence_length == 17
 

@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 
 import rheostat
 from rheostat import DataError, OptionError
+from rheostat.answers import counted_answers
 from rheostat.checkpoint import CheckpointInfo
 from rheostat.cli.app import app
 from rheostat.data import Collator, ReadOptions, pack_blocks, read_corpus, with_padding
-from rheostat.language import perplexities
-from rheostat.losses import budget_loss, distillation_loss, mixed_loss, next_tokens, task_losses
+from rheostat.losses import budget_loss, distillation_loss, mixed_loss, task_losses
 from rheostat.objectives import BudgetSampler, Objective
 from rheostat.pipeline import train
 from rheostat.recipe import TrainOptions
+from rheostat.scoring.language import perplexities
 from rheostat.training import StageOptions, train_stage
 
 WORDS = ["<unk>", "<end>", *"abcdefgh"]
@@ -83,7 +84,7 @@ def test_losses_are_those_of_transformers() -> None:
     assert rows[1].item() == pytest.approx(F.cross_entropy(output.logits[1, :3], labels[1, 1:4]).item(), rel=1e-5)
     teacher = torch.randn_like(output.logits)
     distilled = mixed_loss(output.logits, batch, task="causal-lm", teacher_logits=teacher, distill_weight=1.0)
-    ours, theirs = (next_tokens(logits, labels)[0] for logits in (output.logits, teacher))
+    ours, theirs = (counted_answers("causal-lm", logits, labels)[0] for logits in (output.logits, teacher))
     assert torch.equal(distilled, distillation_loss(ours, theirs, task="single-label"))
     assert len(ours) == 8 + 3 + 8
     nothing = task_losses("causal-lm", output.logits, torch.full_like(labels, -100))

@@ -8,8 +8,9 @@ from tiny import tiny_batch, tiny_budgeted, tiny_folder, weights
 from torch.nn import functional as F
 
 import rheostat
+from rheostat.answers import model_inputs
 from rheostat.errors import BudgetError, OptionError
-from rheostat.losses import budget_loss, distillation_loss, gate_penalty, mixed_loss, model_inputs, task_losses
+from rheostat.losses import budget_loss, distillation_loss, gate_penalty, mixed_loss, task_losses
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
 TEACHER = torch.tensor([[1.0, 1.0, 0.0], [0.5, 0.0, -2.0]])

@@ -9,8 +9,9 @@ import torch
 from tiny import tiny_batch, tiny_budgeted
 from torch.utils.flop_counter import FlopCounterMode
 
+from rheostat.answers import model_inputs
 from rheostat.errors import OptionError
-from rheostat.losses import budget_loss, gate_penalty, mixed_loss, model_inputs
+from rheostat.losses import budget_loss, gate_penalty, mixed_loss
 from rheostat.model import BudgetedModel
 from rheostat.objectives import STAGES, BudgetSampler, LossOptions, Objective
 

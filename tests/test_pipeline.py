@@ -464,12 +464,9 @@ def test_a_foreign_output_folder_is_refused_first(model: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("no_training")
-def test_regression_and_a_single_class_are_refused(model: str, tmp_path: Path) -> None:
+def test_a_single_class_is_refused(model: str, tmp_path: Path) -> None:
     one = write_csv(tmp_path / "one.csv", [(f"word{i} great", "good") for i in range(12)])
     refused(DataError, "good", model, str(one), tmp_path / "o", QUICK)
-    numbers = write_csv(tmp_path / "n.csv", [(f"word{i} great", f"{i / 7:.3f}") for i in range(40)])
-    read = ReadOptions(task="regression")
-    refused(DataError, "single-label or multi-label", model, str(numbers), tmp_path / "o", QUICK, read_options=read)
 
 
 def test_the_usual_grid_is_cut_to_what_can_be_reached(model: str, data: str, tmp_path: Path) -> None:
@@ -574,10 +571,12 @@ def test_the_teacher_is_the_dense_model_row_by_row(model: str, data: str, tmp_pa
     work.open()
     work.record["stages"]["warm"] = {}
     wrapped.train()
-    logits = pipeline._teacher_logits(work, wrapped, rows, "fp32")
+    logits = pipeline._teacher_answers(work, wrapped, rows.train, rows.collator, "train", "fp32")
     assert wrapped.training  # the mode is put back
-    (work.folder / "teacher.npy").unlink()
-    rounded = pipeline._teacher_logits(work, wrapped, rows, "bf16")  # in the precision that training has
+    (work.folder / "teacher-train.npy").unlink()
+    rounded = pipeline._teacher_answers(
+        work, wrapped, rows.train, rows.collator, "train", "bf16"
+    )  # in the precision that training has
     assert 0 < np.abs(rounded - logits).max() < 0.05
     base.eval()
     for i in (0, 5, 63):
@@ -595,7 +594,10 @@ def test_no_rows_to_evaluate_is_an_error() -> None:
         collect_logits(lambda **inputs: None, empty, None, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("family", ["distilbert", "modernbert", "deberta-v2", "mpnet"])
+@pytest.mark.parametrize(
+    "family",
+    ["distilbert", "mpnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modernbert", "deberta-v2"))],
+)
 def test_a_family_goes_all_the_way_with_a_tokenizer_that_makes_token_types(
     family: str, data: str, tmp_path: Path
 ) -> None:

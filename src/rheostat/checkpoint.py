@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rheostat.data.options import SINGLE_LABEL
 from rheostat.errors import CheckpointError
+from rheostat.sentences import Pooling
 
 MANIFEST = "rheostat.json"
 BUNDLE_MANIFEST = "bundle.json"
@@ -28,13 +30,14 @@ class CheckpointInfo:
     """What a checkpoint knows besides weights and units.
 
     Attributes:
-        task: ``single-label``, ``multi-label``, ``regression`` or ``causal-lm``; None where it was never set.
+        task: One of :data:`rheostat.data.TASKS`; None where it was never set.
         labels: Label names in the order of the logits.
         max_length: Longest input in tokens.
         trained_budgets: Smallest and largest budget seen in training; None before any.
-        evaluation: One record an operating point, as :mod:`rheostat.quality` writes them, or :mod:`rheostat.language`.
+        evaluation: One record an operating point, of :mod:`rheostat.qualities`.
         training: How it was trained: data, seed, epochs, seconds of every stage.
         temperatures: (budget, temperature), smallest budget first: what divides the logits before probabilities.
+        pooling: How an embedding model makes a vector of a text; None for other tasks.
     """
 
     task: str | None = None
@@ -44,6 +47,7 @@ class CheckpointInfo:
     evaluation: tuple[dict[str, Any], ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
     temperatures: tuple[tuple[float, float], ...] = ()
+    pooling: Pooling | None = None
 
     def temperature_at(self, budget: float) -> float:
         """Return what divides the logits of ``budget``: between fitted budgets on a line in log T, 1 without any."""
@@ -68,6 +72,7 @@ class CheckpointInfo:
             "evaluation": list(self.evaluation),
             "temperatures": [list(pair) for pair in self.temperatures],
             "training": self.training,
+            "pooling": None if self.pooling is None else self.pooling.to_json(),
         }
 
     @classmethod
@@ -82,7 +87,13 @@ class CheckpointInfo:
             evaluation=tuple(record["evaluation"]),
             temperatures=tuple((float(b), float(t)) for b, t in record.get("temperatures", ())),
             training=dict(record["training"]),
+            pooling=Pooling.from_json(record["pooling"]) if record.get("pooling") else None,
         )
+
+
+def task_of(info: CheckpointInfo) -> str:
+    """Return the task of a checkpoint: single-label where none was ever set."""
+    return info.task or SINGLE_LABEL
 
 
 def library_version() -> str:

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
+from rheostat.answers import answers_of, model_inputs
 from rheostat.calibration import expected_calibration_error
-from rheostat.checkpoint import CheckpointInfo
+from rheostat.checkpoint import CheckpointInfo, task_of
 from rheostat.console import stderr
 from rheostat.data import length_buckets
 from rheostat.errors import OptionError
-from rheostat.losses import model_inputs
 from rheostat.model import BudgetedModel, Form
 from rheostat.modes import evaluating
 from rheostat.quality import Quality, quality_at
@@ -26,15 +26,23 @@ Forward = Callable[..., Any]
 
 
 def collect_logits(
-    forward: Forward, rows: Any, collator: Any, *, device: torch.device, batch_size: int = 64, title: str | None = None
+    forward: Forward,
+    rows: Any,
+    collator: Any,
+    *,
+    device: torch.device,
+    info: CheckpointInfo | None = None,
+    batch_size: int = 64,
+    title: str | None = None,
 ) -> NDArray[np.float32]:
-    """Return the logits of every row, (N, C), in the order of the rows.
+    """Return the logits of every row, (N, C), in the order of the rows; of an embedding model the vectors.
 
     Args:
         forward: Maps the inputs of a batch to a model output; the caller has put the model in eval mode.
         rows: A data set of tokenized rows with a ``length`` column.
         collator: Makes a batch of rows.
         device: Where the model is.
+        info: What the model is for; by default a classifier.
         batch_size: Rows a batch; rows of similar length go together.
         title: Shown beside a progress bar; None shows none.
     """
@@ -47,7 +55,8 @@ def collect_logits(
             columns = rows[ids]
             batch = collator([{name: values[i] for name, values in columns.items()} for i in range(len(ids))])
             inputs = {name: tensor.to(device) for name, tensor in model_inputs(batch).items()}
-            found = forward(**inputs).logits.float().cpu().numpy()  # (B, C)
+            answers = answers_of(forward(**inputs), inputs, info or CheckpointInfo())  # (B, C)
+            found = answers.float().cpu().numpy()
             if logits is None:
                 logits = np.empty((len(rows), found.shape[1]), dtype=np.float32)
             logits[ids] = found
@@ -70,7 +79,9 @@ def budget_logits(
     with evaluating(model):
         with nullcontext() if form == "soft" else torch.inference_mode():
             view = model.at(budget, form=form)
-        return collect_logits(view, rows, collator, device=model.device, batch_size=batch_size, title=title)
+        return collect_logits(
+            view, rows, collator, device=model.device, info=model.info, batch_size=batch_size, title=title
+        )
 
 
 def class_predictions(task: str, logits: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -149,7 +160,7 @@ def score_budgets(
         budgets: Budgets to report.
         full: Logits of the full model; by default those of budget 1.0.
     """
-    task, wanted = info.task or "single-label", np.asarray(labels)
+    task, wanted = task_of(info), np.asarray(labels)
     classes = np.arange(len(info.labels)) if info.labels else None
     reference = class_predictions(task, logits[1.0] if full is None else full)
     qualities = []

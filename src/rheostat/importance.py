@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rheostat.answers import model_inputs
 from rheostat.architectures import ArchitectureSpec
 from rheostat.errors import OptionError
 from rheostat.forms import gated
@@ -104,8 +105,7 @@ def _batch_scores(
     ]
     gates = [(heads.repeat_interleave(shape.width("head"), dim=-1), neurons) for heads, neurons in leaves]
     with torch.enable_grad():
-        inputs = {name: tensor for name, tensor in batch.items() if name not in ("labels", "teacher_logits")}
-        losses = row_losses(gated(model, spec, gates)(**inputs), batch)  # (B,)
+        losses = row_losses(gated(model, spec, gates)(**model_inputs(batch)), batch)  # (B,)
         flat = [leaf for pair in leaves for leaf in pair]
         gradients = torch.autograd.grad(losses.sum(), flat)
     scores = [gradient.abs().sum(dim=(0, 1)) for gradient in gradients]

@@ -9,74 +9,76 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rheostat.data.options import CAUSAL_LM, SINGLE_LABEL
+from rheostat.answers import PER_TOKEN, answers_of, counted_answers, model_inputs
+from rheostat.checkpoint import task_of
+from rheostat.data.batches import NOT_COUNTED
+from rheostat.data.options import CAUSAL_LM, EMBEDDING, MULTI_LABEL, REGRESSION, SINGLE_LABEL, TASKS
 from rheostat.errors import OptionError
 
 if TYPE_CHECKING:
     from rheostat.model import BudgetedModel, Form
-
-# Entries of a batch that are not inputs of the model.
-TARGETS = ("labels", "teacher_logits")
-NOT_COUNTED = -100  # the label of a token that is not to be predicted, as transformers has it
-
-
-def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of a batch that the model takes."""
-    return {name: tensor for name, tensor in batch.items() if name not in TARGETS}
 
 
 def task_losses(task: str, logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
     """Return the loss of every row, shape (B,).
 
     Args:
-        task: ``single-label``, ``multi-label``, ``regression`` or ``causal-lm``.
-        logits: (B, C); of tokens (B, S, C) for causal-lm.
-        labels: (B,) class ids; (B, C) zeros and ones for multi-label; (B,) or (B, 1) numbers for regression; (B, S)
-            tokens for causal-lm, whose row is the mean over those that follow another.
-        class_weights: (C,) for the two classifications.
+        task: One of :data:`rheostat.data.TASKS` with labels.
+        logits: (B, C); of tokens (B, S, C).
+        labels: (B,) class ids; (B, C) zeros and ones for multi-label; (B,) or (B, 1) numbers for regression; (B, S) of
+            tokens, whose row is the mean over those that are counted: for causal-lm those that follow another.
+        class_weights: (C,) for the classifications.
 
     Raises:
-        OptionError: unknown task.
+        OptionError: a task without labels, or an unknown one.
     """
     logits = logits.float()
-    if task == "single-label":
+    if task == SINGLE_LABEL:
         return F.cross_entropy(logits, labels, weight=class_weights, reduction="none")
-    if task == "multi-label":
+    if task == MULTI_LABEL:
         losses = F.binary_cross_entropy_with_logits(logits, labels.float(), weight=class_weights, reduction="none")
         return losses.mean(dim=-1)
-    if task == "regression":
+    if task == REGRESSION:
         return F.mse_loss(logits[:, 0], labels.float().reshape(-1), reduction="none")
-    if task == CAUSAL_LM:
-        counted = (labels[:, 1:] != NOT_COUNTED).float()  # (B, S - 1)
-        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+    if task in PER_TOKEN:
+        if task == CAUSAL_LM:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        counted = (labels != NOT_COUNTED).float()  # (B, S)
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, weight=class_weights, reduction="none")
         return (losses * counted).sum(dim=-1) / counted.sum(dim=-1).clamp(min=1.0)
-    raise OptionError(
-        f"task must be single-label, multi-label, regression or causal-lm; got {task!r}. Set it in the model's info"
-    )
+    known = ", ".join(name for name in TASKS if name != EMBEDDING)
+    raise OptionError(f"task must be one of {known}; got {task!r}. Set it in the model's info")
 
 
-def next_tokens(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (N, C) and labels (N,) of the N tokens that follow another: logits (B, S, C), labels (B, S)."""
-    counted = labels[:, 1:] != NOT_COUNTED  # (B, S - 1)
-    return logits[:, :-1][counted], labels[:, 1:][counted]
+def sensitivity_losses(vectors: Tensor, seed: int = 0) -> Tensor:
+    """Return ``r . v`` of every vector (B, E) with one normal r a row, (B,): importance where there are no labels.
+
+    Its gradient by a gate has the mean size ``sqrt(2 / pi) * ||dv/dg||``, how far the vector moves as the gate closes;
+    the distance to the full model's vector itself has no gradient there.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    probes = torch.randn(vectors.shape, generator=generator).to(vectors)
+    return (vectors * probes).sum(dim=-1)
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, *, task: str, temperature: float = 2.0) -> Tensor:
     """Return how far the student is from the teacher, a scalar; 0 when their logits are equal.
 
     Single-label: ``T^2 * KL(softmax(teacher / T) || softmax(student / T))`` (Hinton et al. 2015). Multi-label: the
-    same for every class as a pair of outcomes. Regression: mean squared error.
+    same for every class as a pair of outcomes. Regression: mean squared error. Embedding: 1 - cosine.
 
     Args:
-        logits: (B, C) of the student.
-        teacher_logits: (B, C) of the teacher for the same rows.
+        logits: (B, C) of the student; vectors (B, E) for embedding.
+        teacher_logits: (B, C) of the teacher for the same rows; vectors (B, E).
         task: see :func:`task_losses`.
         temperature: T.
     """
     student, teacher = logits.float(), teacher_logits.float()
-    if task == "regression":
+    if task == REGRESSION:
         return F.mse_loss(student, teacher)
-    if task == "multi-label":
+    if task == EMBEDDING:
+        return (1.0 - F.cosine_similarity(student, teacher, dim=-1)).mean()
+    if task == MULTI_LABEL:
         student, teacher = (torch.stack([x, torch.zeros_like(x)], dim=-1) for x in (student, teacher))
     log_p = F.log_softmax(student / temperature, dim=-1).flatten(0, -2)
     log_q = F.log_softmax(teacher / temperature, dim=-1).flatten(0, -2)
@@ -95,13 +97,22 @@ def mixed_loss(
 ) -> Tensor:
     """Return ``(1 - w) * task loss + w * distillation``, a scalar; without teacher logits the task loss alone.
 
-    Of causal-lm every token counts the same, whatever row it is in.
+    Of tokens every one that is counted counts the same, whatever row it is in. An embedding model has no task loss.
+
+    Raises:
+        OptionError: an embedding model without teacher vectors.
     """
+    if task == EMBEDDING:
+        if teacher_logits is None:
+            raise OptionError("teacher_logits must be the full model's vectors for an embedding model; got none")
+        return distillation_loss(logits, teacher_logits, task=task)
     labels = batch["labels"]
-    if task == CAUSAL_LM:
+    if task in PER_TOKEN:
         if teacher_logits is not None:
-            teacher_logits, _ = next_tokens(teacher_logits, labels)
-        logits, labels = next_tokens(logits, labels)
+            teacher_logits, _ = counted_answers(task, teacher_logits, labels)
+        logits, labels = counted_answers(task, logits, labels)
+        if not len(labels):
+            return logits.sum() * 0.0  # a batch of empty rows
         task = SINGLE_LABEL
     own = task_losses(task, logits, labels, class_weights).mean()
     if teacher_logits is None or distill_weight == 0.0:
@@ -131,8 +142,9 @@ def budget_loss(
 
     Args:
         model: A budgeted model; put it in train mode first.
-        batch: Inputs (B, S), ``labels``, and ``teacher_logits`` (B, C) if they were computed beforehand; a causal
-            language model's labels are its tokens (B, S), and its logits (B, S, C).
+        batch: Inputs (B, S), ``labels``, and ``teacher_logits`` (B, C) if they were computed beforehand. Of tokens
+            labels are (B, S), logits (B, S, C); a causal language model's labels are its tokens. An embedding model has
+            no labels, and its vectors (B, E) in the place of logits.
         budgets: Budgets of this step, for example 1.0 and a random one.
         form: See :meth:`rheostat.model.BudgetedModel.forward`.
         teacher_logits: (B, C) of the teacher; by default those of the batch, if any.
@@ -152,9 +164,9 @@ def budget_loss(
         inputs["use_cache"] = False  # the keys and values of a step are of no use to another
     losses = [
         mixed_loss(
-            model(**inputs, budget=budget, form=form).logits,
+            answers_of(model(**inputs, budget=budget, form=form), batch, model.info),
             batch,
-            task=model.info.task or "single-label",
+            task=task_of(model.info),
             teacher_logits=teacher,
             distill_weight=distill_weight,
             temperature=temperature,

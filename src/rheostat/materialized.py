@@ -7,15 +7,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.initialization import no_init_weights
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rheostat.answers import answers_of
 from rheostat.architectures import ArchitectureSpec
 from rheostat.checkpoint import CheckpointInfo, replacing_folder, write_manifest
 from rheostat.cost import CostTable
@@ -24,8 +27,8 @@ from rheostat.errors import CheckpointError
 from rheostat.families import check_model_type
 from rheostat.materialize import materialize, shrink
 from rheostat.modes import evaluating
-from rheostat.predict import predict_texts
-from rheostat.predictions import Prediction
+from rheostat.predict import encode_texts, predict_images, predict_texts
+from rheostat.predictions import Prediction, TaggedText
 from rheostat.reorder import permute
 from rheostat.saving import check_options, load_tokenizer, model_class, read_tensors
 from rheostat.subnet import ModelShape, StoredOrder, Subnet
@@ -89,25 +92,33 @@ class Materialized:
             with replacing_folder(save_directory) as folder:
                 _write(self, state, folder)
 
-    def predict(self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch_size: int = 32) -> list[Prediction]:
-        """Return the label of each text; see :func:`rheostat.predict.predict_texts`."""
-        model: Any = self
+    def predict(self, texts: Sequence[Any], *, batch_size: int = 32) -> list[Prediction] | list[TaggedText]:
+        """Return the label of each text, of its words, or of each image; see :meth:`BudgetedModel.predict`."""
+        told = {"budget": self.rheostat.budget, "batch_size": batch_size, **self._place()}
+        with evaluating(cast(Any, self)):
+            if check_model_type(cast(Any, self).config).image_tokens is not None:
+                return predict_images(self._answers, self.rheostat.info, texts, **told)
+            return predict_texts(self._answers, self.rheostat_tokenizer, self.rheostat.info, texts, **told)
 
-        def logits_of(batch: Mapping[str, Tensor]) -> Tensor:
-            logits: Tensor = model(**batch).logits
-            return logits
-
-        with evaluating(model):
-            return predict_texts(
-                logits_of,
+    def encode(self, texts: Sequence[str], *, batch_size: int = 32) -> NDArray[np.float32]:
+        """Return the vector of each text, (N, E); see :func:`rheostat.predict.encode_texts`."""
+        with evaluating(cast(Any, self)):
+            return encode_texts(
+                self._answers,
                 self.rheostat_tokenizer,
                 self.rheostat.info,
                 texts,
-                budget=self.rheostat.budget,
-                device=model.device,
-                config=model.config,
                 batch_size=batch_size,
+                **self._place(),
             )
+
+    def _answers(self, batch: Mapping[str, Tensor]) -> Tensor:
+        model: Any = self
+        return answers_of(model(**batch), batch, self.rheostat.info)
+
+    def _place(self) -> dict[str, Any]:
+        model: Any = self
+        return {"device": model.device, "config": model.config}
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rheostat.answers import answers_of
 from rheostat.architectures import ArchitectureSpec
 from rheostat.budget import check_budget
 from rheostat.checkpoint import CheckpointInfo, naming_damage, read_manifest, replacing_folder
@@ -30,8 +31,8 @@ from rheostat.materialize import fold_gates
 from rheostat.materialized import make_materialized, read_materialized
 from rheostat.modes import evaluating
 from rheostat.order import Arrangement, Minimum, UnitOrder, arrange, balanced_onset, default_minimum, uniform_onset
-from rheostat.predict import predict_texts
-from rheostat.predictions import Prediction
+from rheostat.predict import encode_texts, predict_images, predict_texts
+from rheostat.predictions import Prediction, TaggedText
 from rheostat.reorder import permute
 from rheostat.saving import (
     HUB_OPTIONS,
@@ -378,26 +379,40 @@ class BudgetedModel(
             return view.generate(inputs, **options)
 
     def predict(
-        self, texts: Sequence[str] | Sequence[tuple[str, str]], *, budget: float = 1.0, batch_size: int = 32
-    ) -> list[Prediction]:
-        """Return the label of each text at a budget; see :func:`rheostat.predict.predict_texts`."""
-        check_budget(budget, floor=self.floor)  # a wrong one is an error for an empty list too
+        self, texts: Sequence[Any], *, budget: float = 1.0, batch_size: int = 32
+    ) -> list[Prediction] | list[TaggedText]:
+        """Return the label of each text (or of its words) at a budget; of a model that reads images, of each image.
 
-        def logits_of(batch: Mapping[str, Tensor]) -> Tensor:
-            logits: Tensor = self(**batch, budget=budget).logits
-            return logits
-
+        See :func:`rheostat.predict.predict_texts` and :func:`rheostat.predict.predict_images`.
+        """
+        told: dict[str, Any] = {
+            "budget": budget,
+            "device": self.device,
+            "config": self.config,
+            "batch_size": batch_size,
+        }
         with evaluating(self):
-            return predict_texts(
-                logits_of,
+            if self.spec.image_tokens is not None:
+                return predict_images(self._answers(budget), self.info, texts, **told)
+            return predict_texts(self._answers(budget), self.tokenizer, self.info, texts, **told)
+
+    def encode(self, texts: Sequence[str], *, budget: float = 1.0, batch_size: int = 32) -> NDArray[np.float32]:
+        """Return the vector of each text at a budget, (N, E); see :func:`rheostat.predict.encode_texts`."""
+        with evaluating(self):
+            return encode_texts(
+                self._answers(budget),
                 self.tokenizer,
                 self.info,
                 texts,
-                budget=budget,
                 device=self.device,
                 config=self.config,
                 batch_size=batch_size,
             )
+
+    def _answers(self, budget: float) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """Return what maps a batch to its answers at a budget."""
+        check_budget(budget, floor=self.floor)  # a wrong one is an error for an empty list too
+        return lambda batch: answers_of(self(**batch, budget=budget), batch, self.info)
 
     def _apply(self, fn: Any, recurse: bool = True) -> BudgetedModel:
         """Forget views when weights move (``to``, ``half``, ``cuda``)."""

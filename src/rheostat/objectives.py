@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rheostat.answers import answers_of, model_inputs
 from rheostat.errors import OptionError
-from rheostat.losses import budget_loss, gate_penalty, model_inputs
+from rheostat.losses import budget_loss, gate_penalty
 from rheostat.model import BudgetedModel, Form
 
 
@@ -157,8 +158,8 @@ class Objective(nn.Module):
             return None
         with torch.no_grad():
             # not a submodule, so nobody else moves it; a second time this does nothing
-            logits: Tensor = teacher.to(self.model.device)(**model_inputs(batch), budget=budget, form=form).logits
-        return logits
+            output = teacher.to(self.model.device)(**model_inputs(batch), budget=budget, form=form)
+        return answers_of(output, batch, teacher.info)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Recompute layers in the backward pass."""

@@ -16,32 +16,34 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from rheostat.answers import PER_TOKEN, answers_of
 from rheostat.budget import DEFAULT_BUDGETS, check_budget, descending, reachable
-from rheostat.calibration import fit_temperatures
-from rheostat.checkpoint import check_replaceable
+from rheostat.calibration import CLASSIFICATIONS, fit_temperatures
+from rheostat.checkpoint import check_replaceable, task_of
 from rheostat.console import is_main_process, stderr
 from rheostat.corrections import Corrections
-from rheostat.data import CAUSAL_LM, ReadOptions, length_buckets, read_corpus, read_images
+from rheostat.data import CAUSAL_LM, EMBEDDING, ReadOptions, length_buckets, read_corpus, read_images
 from rheostat.data.images import check_image_options
+from rheostat.errors import OptionError
 from rheostat.evaluation import budget_logits, grid_logits, score_budgets
 from rheostat.families import check_model_type
 from rheostat.forms import correction_sizes
 from rheostat.importance import Importance, gradient_importance
-from rheostat.language import perplexities
-from rheostat.losses import task_losses
+from rheostat.losses import sensitivity_losses, task_losses
 from rheostat.measure import LatencyTable
 from rheostat.model import BudgetedModel, Selection, wrap
 from rheostat.objectives import BudgetSampler, LossOptions, Objective
 from rheostat.preparing import Prepared, load_encoder, prepare, prepare_images
 from rheostat.quality import score
 from rheostat.recipe import TrainOptions
-from rheostat.report import OperatingPoint, latency_conditions
+from rheostat.report import OperatingPoint, headline_of, latency_conditions
 from rheostat.saving import load_config
+from rheostat.scoring import score_rows
 from rheostat.timing import operating_points, time_budgets, vocabulary_note
 from rheostat.training import StageOptions, autocast, train_stage
 from rheostat.work import Work, fingerprint, wait_for_all
 
-QUALITIES = ("accuracy", "macro_f1", "perplexity")
+QUALITIES = ("accuracy", "macro_f1", "perplexity", "entity_f1", "cosine", "spearman")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class TrainResult:
         stages: Seconds and more of every stage.
         soft: Soft evaluation on validation rows, where gates were learned: budget, accuracy, macro F1, mean gate, share
             (the estimated cost).
-        logits: Of the rows of the table, (N, C), by budget; none of causal-lm.
+        logits: Of the rows of the table, (N, C), by budget; of classifiers of texts alone.
         notes: What else the table must be read with, by name.
     """
 
@@ -76,8 +78,7 @@ class TrainResult:
 
     def conditions(self) -> dict[str, Any]:
         """Return the conditions of the table: which rows, and how latency was measured."""
-        quality = "accuracy" if all(point.perplexity is None for point in self.points) else "perplexity"
-        rows = {f"{quality} on": f"{self.rows_of} rows", **self.notes}
+        rows = {f"{headline_of(self.points)} on": f"{self.rows_of} rows", **self.notes}
         return rows if self.latency is None else {**rows, **latency_conditions(self.latency)}
 
 
@@ -137,11 +138,11 @@ def train(
     rows = _read(data, model_name, config, options, read_options or ReadOptions(seed=options.seed))
     if not reads_test:
         rows = dataclasses.replace(rows, test=None)
+    if rows.info.task == EMBEDDING:
+        options = _for_vectors(options)
     work.open()
     model = _warm(work, model_name, rows, options)
-    if options.distills and rows.info.task != CAUSAL_LM:
-        teacher = _teacher_logits(work, model, rows, options.precision)
-        rows = dataclasses.replace(rows, train=rows.train.add_column("teacher_logits", list(teacher)))
+    rows = _taught(work, model, rows, options)
     model = _soft(work, model, rows, options, read_precision)
     if soft_out is not None and is_main_process():
         work.load("soft").save_pretrained(soft_out)
@@ -227,7 +228,6 @@ def importance_on(model: BudgetedModel, rows: Prepared, options: TrainOptions) -
     split = rows.validation if options.calibration_split == "validation" else rows.train
     chosen = np.random.default_rng(options.seed).permutation(len(split))[: options.calibration_rows]
     picked = split.select(np.sort(chosen))
-    task = model.info.task or "single-label"
     batches = (
         {name: tensor.to(model.device) for name, tensor in rows.collator(list(picked.select(ids))).items()}
         for ids in length_buckets(picked["length"], 32)
@@ -237,26 +237,65 @@ def importance_on(model: BudgetedModel, rows: Prepared, options: TrainOptions) -
         model.spec,
         model.shape,
         batches,
-        lambda output, batch: task_losses(task, output.logits, batch["labels"]),
+        lambda output, batch: _row_losses(model, output, batch),
     )
 
 
-def _teacher_logits(work: Work, model: BudgetedModel, rows: Prepared, precision: str) -> NDArray[np.float32]:
-    """Return the dense model's logits of the training rows, (N, C), computed once a run in the training precision."""
-    path = work.folder / "teacher.npy"
+def _row_losses(model: BudgetedModel, output: Any, batch: Any) -> torch.Tensor:
+    """Return what importance is the gradient of, (B,)."""
+    task, answers = task_of(model.info), answers_of(output, batch, model.info)
+    return sensitivity_losses(answers) if task == EMBEDDING else task_losses(task, answers, batch["labels"])
+
+
+def _for_vectors(options: TrainOptions) -> TrainOptions:
+    """Return the options for a model of vectors: nothing but its own vectors can teach it, so there is no warm start.
+
+    Raises:
+        OptionError: without distillation there is nothing to learn.
+    """
+    if options.distill_weight == 0.0:
+        raise OptionError("distill_weight must be above 0 for embedding: the full model's vectors are all there is")
+    return dataclasses.replace(options, warm_epochs=0.0)
+
+
+def _taught(work: Work, model: BudgetedModel, rows: Prepared, options: TrainOptions) -> Prepared:
+    """Return the rows with what the dense model says of each, where that is one short vector and is asked for.
+
+    Vectors are what an embedding model is judged by as well, so its other rows get them too.
+    """
+    if rows.info.task == EMBEDDING:
+        parts = {"train": rows.train, "validation": rows.validation, "test": rows.test}
+    elif options.distills and rows.info.task not in PER_TOKEN:
+        parts = {"train": rows.train}
+    else:
+        return rows
+    taught = {}
+    for name, part in parts.items():
+        if part is not None:
+            told = _teacher_answers(work, model, part, rows.collator, name, options.precision)
+            taught[name] = part.add_column("teacher_logits", list(told))
+    return dataclasses.replace(rows, **taught)
+
+
+def _teacher_answers(
+    work: Work, model: BudgetedModel, rows: Any, collator: Any, name: str, precision: str
+) -> NDArray[np.float32]:
+    """Return the dense model's answers of some rows, (N, C), computed once a run in the training precision."""
+    path = work.folder / f"teacher-{name}.npy"
     if path.is_file():
         found: NDArray[np.float32] = np.load(path, allow_pickle=False)
-        if len(found) == len(rows.train):
+        if len(found) == len(rows):
             return found
     teacher = work.load("warm") if work.done("soft") else model
     started = time.perf_counter()
     with autocast(precision, teacher.device):
-        logits = budget_logits(teacher, rows.train, rows.collator, 1.0, title="Teacher logits")
+        logits = budget_logits(teacher, rows, collator, 1.0, title="Teacher's answers")
     if is_main_process():
         new = path.with_suffix(".new.npy")
         np.save(new, logits)
         os.replace(new, path)
-        work.record["stages"]["warm"]["teacher_seconds"] = time.perf_counter() - started
+        facts = work.record["stages"]["warm"]
+        facts["teacher_seconds"] = facts.get("teacher_seconds", 0.0) + time.perf_counter() - started
     return logits
 
 
@@ -298,7 +337,7 @@ def _soft(
 
 def _dense_teacher(work: Work, model: BudgetedModel, options: TrainOptions) -> tuple[BudgetedModel | None, bool]:
     """Return the dense model and True where its logits are too many to be kept with the rows; else nothing."""
-    if model.info.task != CAUSAL_LM or not options.distills:
+    if model.info.task not in PER_TOKEN or not options.distills:
         return None, False
     return work.load("warm"), True
 
@@ -330,10 +369,10 @@ def soft_evaluation(model: BudgetedModel, rows: Prepared, options: TrainOptions)
 
 def _soft_quality(model: BudgetedModel, rows: Prepared, budget: float) -> dict[str, float]:
     """Return what soft gates score at a budget on validation rows, by name."""
-    task = model.info.task or "single-label"
-    if task == CAUSAL_LM:
-        (found,) = perplexities(model, rows.validation, rows.collator, (budget,), form="soft")
-        return {"perplexity": found.perplexity}
+    task = task_of(model.info)
+    if task not in CLASSIFICATIONS:
+        (found,) = score_rows(model, rows.validation, rows.collator, (budget,), form="soft")
+        return {name: value for name, value in found.to_json().items() if name in QUALITIES and value is not None}
     logits = budget_logits(model, rows.validation, rows.collator, budget, form="soft", title="Soft evaluation")
     scores = score(task, logits, np.asarray(rows.validation["labels"]))
     return {name: float(scores[name] or 0.0) for name in ("accuracy", "macro_f1")}
@@ -404,7 +443,7 @@ def _read_labels(model: BudgetedModel, rows: Prepared, budgets: Sequence[float])
     """Return what budgets score on labelled rows; the model gets its temperatures."""
     logits = grid_logits(model, rows.validation, rows.collator, budgets)
     labels = rows.validation["labels"]
-    temperatures = fit_temperatures(logits, labels, model.info.task or "single-label")
+    temperatures = fit_temperatures(logits, labels, task_of(model.info))
     model.info = dataclasses.replace(model.info, temperatures=temperatures)
     validated = score_budgets(model.info, logits, labels, budgets)
     if rows.test is None:
@@ -413,10 +452,10 @@ def _read_labels(model: BudgetedModel, rows: Prepared, budgets: Sequence[float])
     return validated, score_budgets(model.info, logits, rows.test["labels"], budgets), logits
 
 
-def _read_texts(model: BudgetedModel, rows: Prepared, budgets: Sequence[float]) -> Reading:
-    """Return the perplexities of budgets; logits of tokens are too many to keep."""
-    validated = perplexities(model, rows.validation, rows.collator, budgets)
-    tested = validated if rows.test is None else perplexities(model, rows.test, rows.collator, budgets)
+def _read_others(model: BudgetedModel, rows: Prepared, budgets: Sequence[float]) -> Reading:
+    """Return what budgets score where answers are no classes of texts; they are not kept."""
+    validated = score_rows(model, rows.validation, rows.collator, budgets)
+    tested = validated if rows.test is None else score_rows(model, rows.test, rows.collator, budgets)
     return validated, tested, {}
 
 
@@ -432,7 +471,7 @@ def _finish(
 ) -> TrainResult:
     """Evaluate, measure with ``measured`` (batch, threads), and put the checkpoint in place."""
     budgets = reachable(descending((1.0, *options.budgets)), model.floor)
-    read = _read_texts if model.info.task == CAUSAL_LM else _read_labels
+    read = _read_labels if task_of(model.info) in CLASSIFICATIONS else _read_others
     with reading:
         validated, tested, logits = read(model, rows, budgets)
     stages = work.record["stages"]

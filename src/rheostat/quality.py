@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +47,11 @@ class Quality:
     calibration_error_raw: float | None = None
     class_f1: tuple[float, ...] = ()
 
+    @property
+    def headline(self) -> float:
+        """What budgets are chosen by: the accuracy."""
+        return self.accuracy
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
         return {**asdict(self), "class_f1": list(self.class_f1)}
@@ -55,27 +60,6 @@ class Quality:
     def from_json(cls, record: Mapping[str, Any]) -> Quality:
         """Rebuild a quality from `to_json`."""
         return cls(**{**record, "class_f1": tuple(record.get("class_f1", ()))})
-
-
-@dataclass(frozen=True)
-class Perplexity:
-    """What one budget scores on texts.
-
-    Attributes:
-        budget: The budget.
-        perplexity: ``exp(loss)``: 1 is certainty, the size of the vocabulary is a guess.
-        loss: Mean negative log-likelihood of a token, in nats.
-        tokens: How many tokens were predicted.
-    """
-
-    budget: float
-    perplexity: float
-    loss: float
-    tokens: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return asdict(self)
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -190,7 +174,24 @@ def quality_at(
     )
 
 
-def cheapest_within(qualities: Sequence[Quality], max_drop_points: float) -> Quality:
+class Scored(Protocol):
+    """What a budget can be chosen by: a quality with a headline, a fraction of which more is better."""
+
+    @property
+    def budget(self) -> float:
+        """The budget."""
+        ...
+
+    @property
+    def headline(self) -> float:
+        """Accuracy, or what a task has in its place."""
+        ...
+
+
+ScoredT = TypeVar("ScoredT", bound=Scored)
+
+
+def cheapest_within(qualities: Sequence[ScoredT], max_drop_points: float) -> ScoredT:
     """Return the smallest budget whose own measured accuracy is within `max_drop_points` of the full model's.
 
     Each budget is judged by itself: a larger budget that happens to miss the limit does not rule out a
@@ -203,8 +204,8 @@ def cheapest_within(qualities: Sequence[Quality], max_drop_points: float) -> Qua
     if full is None:
         budgets = [quality.budget for quality in qualities]
         raise OptionError(f"qualities must include budget 1.0; got {budgets!r}. Evaluate the full model as well.")
-    lowest = full.accuracy * 100 - max_drop_points - ROUNDING_POINTS
-    return min((one for one in qualities if one.accuracy * 100 >= lowest), key=lambda one: one.budget)
+    lowest = full.headline * 100 - max_drop_points - ROUNDING_POINTS
+    return min((one for one in qualities if one.headline * 100 >= lowest), key=lambda one: one.budget)
 
 
 def score(task: str, logits: ArrayLike, labels: ArrayLike) -> dict[str, float | None]:

@@ -15,15 +15,30 @@ from rich.text import Text
 
 from rheostat.errors import OptionError, missing
 from rheostat.measure import NO_SPEEDUP, LatencyTable, Measurement
-from rheostat.quality import FULL_BUDGET, Perplexity, Quality
+from rheostat.qualities import AnyQuality
+from rheostat.quality import FULL_BUDGET
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-QUALITY = ("accuracy", "macro F1")
+# The columns of what was scored, by the field that only points of that kind have.
+QUALITY = {
+    "perplexity": ("perplexity",),
+    "cosine": ("cosine to full", "of 95 %"),
+    "entity_f1": ("word accuracy", "entity F1"),
+    "spearman": ("Spearman", "MSE"),
+    "accuracy": ("accuracy", "macro F1"),
+}
+HEADLINES = {
+    "perplexity": "perplexity",
+    "cosine": "cosine",
+    "entity_f1": "entity F1",
+    "spearman": "Spearman",
+    "accuracy": "accuracy",
+}
 COSTS = ("MACs", "parameters", "latency", "speedup")
-BRACKETS = "In brackets: 95 % intervals of the accuracy's difference to the full model, in points, and of the speedup."
+BRACKETS = "In brackets: 95 % intervals of the {}'s difference to the full model, in points, and of the speedup."
 NOTHING = "-"
 
 
@@ -33,8 +48,10 @@ class OperatingPoint:
 
     `budget` was asked for and `share` is what the subnet costs (fractions of the full model). Kept units are
     totals over all layers. Accuracy, macro F1 and the expected calibration errors (raw: without temperature) are
-    fractions; the drop is in points against the full model. A language model has a perplexity instead.
-    What was not measured is None.
+    fractions; the drop is in points against the full model. A language model has a perplexity instead, a token
+    classifier an entity F1 (which its drop is of) beside the accuracy of words, a regression the rank correlation (its
+    drop in hundredths) and the mean squared error, an embedding model the mean cosine to the full model's vectors and
+    the one that 5 % of the texts are below. What was not measured is None.
     """
 
     budget: float
@@ -56,6 +73,11 @@ class OperatingPoint:
     calibration_error: float | None = None
     calibration_error_raw: float | None = None
     perplexity: float | None = None
+    entity_f1: float | None = None
+    cosine: float | None = None
+    cosine_p5: float | None = None
+    spearman: float | None = None
+    mse: float | None = None
 
     @classmethod
     def join(
@@ -67,7 +89,7 @@ class OperatingPoint:
         params: int,
         kept_heads: int,
         kept_neurons: int,
-        quality: Quality | Perplexity | None = None,
+        quality: AnyQuality | None = None,
         measurement: Measurement | None = None,
     ) -> OperatingPoint:
         """Return one point from a subnet's figures and, where there are any, its quality and its latency.
@@ -97,13 +119,14 @@ class OperatingPoint:
         return cls(**record)
 
 
-def _quality_fields(quality: Quality | Perplexity | None) -> dict[str, Any]:
-    if isinstance(quality, Perplexity):
-        return {"perplexity": quality.perplexity}
-    names = (
-        "accuracy", "macro_f1", "drop_points", "drop_low", "drop_high", "calibration_error", "calibration_error_raw",
-    )  # fmt: skip
-    return {} if quality is None else {name: getattr(quality, name) for name in names}
+_QUALITY_FIELDS = (
+    "accuracy", "macro_f1", "drop_points", "drop_low", "drop_high", "calibration_error", "calibration_error_raw",
+    "perplexity", "entity_f1", "cosine", "cosine_p5", "spearman", "mse",
+)  # fmt: skip
+
+
+def _quality_fields(quality: AnyQuality | None) -> dict[str, Any]:
+    return {name: getattr(quality, name) for name in _QUALITY_FIELDS if hasattr(quality, name)}
 
 
 def _speed_fields(measurement: Measurement | None) -> dict[str, Any]:
@@ -149,19 +172,36 @@ def _pipes(cells: Sequence[str]) -> str:
 
 
 def _header(points: Sequence[OperatingPoint]) -> tuple[str, ...]:
-    return ("budget", *(("perplexity",) if _of_texts(points) else QUALITY), *COSTS)
+    return ("budget", *QUALITY[_kind(points)], *COSTS)
 
 
-def _of_texts(points: Sequence[OperatingPoint]) -> bool:
-    """Return whether the points are those of a language model."""
-    return any(point.perplexity is not None for point in points)
+def _kind(points: Sequence[OperatingPoint]) -> str:
+    """Return the field that tells what kind of quality the points have: accuracy, where they have none."""
+    return next((name for name in QUALITY if any(getattr(point, name) is not None for point in points)), "accuracy")
+
+
+def headline_of(points: Sequence[OperatingPoint]) -> str:
+    """Return what budgets are judged by, in words."""
+    return HEADLINES[_kind(points)]
+
+
+def _scored(point: OperatingPoint, kind: str) -> tuple[str, ...]:
+    """Return the cells of what was scored."""
+    if kind == "perplexity":
+        return (NOTHING if point.perplexity is None else _digits(point.perplexity),)
+    if kind == "cosine":
+        return tuple(NOTHING if value is None else f"{value:.4f}" for value in (point.cosine, point.cosine_p5))
+    if kind == "entity_f1":
+        return _percent(point.accuracy), _with_drop(point.entity_f1, point)
+    if kind == "spearman":
+        return _with_drop(point.spearman, point), NOTHING if point.mse is None else f"{point.mse:.3g}"
+    return _with_drop(point.accuracy, point), _percent(point.macro_f1)
 
 
 def _cells(point: OperatingPoint, points: Sequence[OperatingPoint]) -> tuple[str, ...]:
-    perplexity = NOTHING if point.perplexity is None else _digits(point.perplexity)
     return (
         f"{point.budget:g}",
-        *((perplexity,) if _of_texts(points) else (_accuracy(point), _percent(point.macro_f1))),
+        *_scored(point, _kind(points)),
         _short(point.macs),
         _short(point.params),
         NOTHING if point.latency_ms_p50 is None else f"{_digits(point.latency_ms_p50)} ms",
@@ -169,11 +209,11 @@ def _cells(point: OperatingPoint, points: Sequence[OperatingPoint]) -> tuple[str
     )
 
 
-def _accuracy(point: OperatingPoint) -> str:
+def _with_drop(fraction: float | None, point: OperatingPoint) -> str:
     if point.drop_low is None or point.drop_high is None or point.budget == FULL_BUDGET:
-        return _percent(point.accuracy)
+        return _percent(fraction)
     # A difference reads best with losses below zero; the record keeps the drop, with losses above it.
-    return f"{_percent(point.accuracy)} [{_signed(-point.drop_high)}, {_signed(-point.drop_low)}]"
+    return f"{_percent(fraction)} [{_signed(-point.drop_high)}, {_signed(-point.drop_low)}]"
 
 
 def _speedup(point: OperatingPoint) -> str:
@@ -212,7 +252,11 @@ def _caption(points: Sequence[OperatingPoint], conditions: Mapping[str, Any] | N
     stated = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (conditions or {}).items())
     errors = ", ".join(_calibration(point) for point in _sorted(points) if point.calibration_error is not None)
     calibration = f"Expected calibration error, without temperature in brackets: {errors}."
-    sentences = [BRACKETS] * has_intervals + [calibration] * bool(errors) + [f"Conditions: {stated}."] * bool(stated)
+    sentences = (
+        [BRACKETS.format(headline_of(points))] * has_intervals
+        + [calibration] * bool(errors)
+        + [f"Conditions: {stated}."] * bool(stated)
+    )
     return Text(" ".join(sentences))  # not str, in which rich would read a user's [words] as markup
 
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from rheostat.checkpoint import CheckpointInfo, existing_folder, write_manifest
 from rheostat.corrections import Corrections
-from rheostat.data import CAUSAL_LM
 from rheostat.errors import CheckpointError, UnexpectedArgumentError
 from rheostat.families import check_model_type, find_spec
 from rheostat.forms import correction_sizes
 from rheostat.gates import Gates
 from rheostat.order import Minimum, UnitOrder
 from rheostat.reorder import permute, restored
+from rheostat.sentences import write_pooling
 from rheostat.subnet import StoredOrder
 
 GATES_FILE = "gates.safetensors"
@@ -81,6 +81,8 @@ def write_budgeted(folder: Path, parts: BudgetedParts) -> None:
         save_file(parts.corrections.to_tensors(), folder / CORRECTIONS_FILE)
     if parts.tokenizer is not None:
         parts.tokenizer.save_pretrained(folder)
+    if parts.info.pooling is not None:
+        write_pooling(folder, parts.info.pooling, base.config.hidden_size, parts.info.max_length)
     write_manifest(
         folder,
         {
@@ -285,11 +287,24 @@ def card_table(info: CheckpointInfo) -> str:
     """Return the evaluation table as Markdown, or an empty text."""
     if not info.evaluation:
         return ""
-    if info.task == CAUSAL_LM:
-        lines = [f"| {r['budget']:g} | {r['perplexity']:.2f} |" for r in info.evaluation]
-        tokens = info.evaluation[0].get("tokens")
-        return "\n".join([f"Validation tokens: {tokens}.", "", "| budget | perplexity |", "| --- | --- |", *lines])
-    rows = [f"| {r['budget']:g} | {r['accuracy']:.4f} | {r['macro_f1']:.4f} |" for r in info.evaluation]
-    rows_in = info.evaluation[0].get("rows")
-    head = [f"Validation rows: {rows_in}.", "", "| budget | accuracy | macro F1 |", "| --- | --- | --- |"]
-    return "\n".join([*head, *rows])
+    first = info.evaluation[0]
+    columns = next(columns for columns in _CARD_COLUMNS if all(first.get(name) is not None for name in columns))
+    counted = "tokens" if "tokens" in first else "rows"
+    head = ["budget", *(columns[name][0] for name in columns)]
+    rows = [
+        f"| {r['budget']:g} | " + " | ".join(form.format(r[name]) for name, (_, form) in columns.items()) + " |"
+        for r in info.evaluation
+    ]
+    table = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *rows]
+    return "\n".join([f"Validation {counted}: {first.get(counted)}.", "", *table])
+
+
+# What a card tells of an evaluation, by the fields that its records have: name and form of each column.
+_CARD_COLUMNS: tuple[dict[str, tuple[str, str]], ...] = (
+    {"perplexity": ("perplexity", "{:.2f}")},
+    {"cosine": ("cosine to the full model", "{:.4f}")},
+    {"spearman": ("Spearman", "{:.4f}"), "mse": ("MSE", "{:.4g}")},
+    {"accuracy": ("word accuracy", "{:.4f}"), "entity_f1": ("entity F1", "{:.4f}")},
+    {"accuracy": ("accuracy", "{:.4f}"), "macro_f1": ("macro F1", "{:.4f}")},
+    {"accuracy": ("accuracy", "{:.4f}")},
+)

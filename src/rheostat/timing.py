@@ -14,7 +14,7 @@ from rheostat.errors import OptionError
 from rheostat.families import check_model_type
 from rheostat.measure import LatencyTable, Progress, measure
 from rheostat.model import BudgetedModel
-from rheostat.quality import Perplexity, Quality
+from rheostat.qualities import AnyQuality
 from rheostat.report import OperatingPoint
 
 TIMED_FORMS = ("materialized", "sliced")
@@ -109,7 +109,7 @@ def operating_points(
     model: BudgetedModel,
     budgets: Sequence[float],
     *,
-    qualities: Sequence[Quality | Perplexity] = (),
+    qualities: Sequence[AnyQuality] = (),
     latency: LatencyTable | None = None,
 ) -> list[OperatingPoint]:
     """Return one record a budget: what is kept, what it costs, and what was evaluated and measured of it.

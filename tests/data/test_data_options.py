@@ -19,7 +19,7 @@ from rheostat.errors import OptionError
         ({"delimiter": "\n"}, "delimiter must be one character"),
         ({"encoding": "utf-99"}, "encoding must be one that Python knows; got 'utf-99'"),
         ({"encoding": "hex"}, "encoding must be one that Python knows"),
-        ({"task": "ner"}, "task must be one of single-label, multi-label, regression, causal-lm; got 'ner'"),
+        ({"task": "ner"}, "regression, token-classification, causal-lm, embedding; got 'ner'"),
         ({"label_separator": ""}, "label_separator must be text"),
         ({"label_separator": "|", "task": "regression"}, "label_separator must go with task multi-label"),
         ({"validation_share": 0}, "validation_share must be between 0 and 1; got 0"),

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import BUDGETS, Server, serving
+from servers import BUDGETS, SIZES, Server, serving
 from tiny import tiny_budgeted, tiny_tokenizer
 
 from rheostat.export import export
-
-SIZES = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-    "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

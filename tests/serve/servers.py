@@ -18,6 +18,10 @@ import httpx
 
 BUDGETS = (1.0, 0.5, 0.03)
 START_S = 120
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @dataclass

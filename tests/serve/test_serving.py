@@ -16,12 +16,14 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import BUDGETS, Server, serving
+from servers import BUDGETS, SIZES, Server, serving
+from tiny import tiny_budgeted, tiny_tokenizer
 
 from rheostat.bundle import Bundle, open_bundle
 from rheostat.bundle.texts import TextEncoder
 from rheostat.certify import Certificate, Conditions, Fit, Sample
 from rheostat.errors import OptionError
+from rheostat.export import export
 from rheostat.measure import environment
 from rheostat.serve.settings import ServeSettings
 
@@ -48,6 +50,25 @@ def test_answers_are_those_of_the_bundle(server: Server, opened: Bundle, budget:
     assert found["budget_served"] == budget and found["truncated"] == 0 and 0.0 < found["latency_ms"] < 60_000
     pair = server.predict(["awful", "great word1"])["predictions"][0]
     assert pair["confidence"] == pytest.approx(opened.predict([("awful", "great word1")])[0].score, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--precision", "int8"), ("--memory", "shared"), ("--worker-kind", "thread")])
+def test_other_ways_to_run_the_bundle_answer_as_it_does(tmp_path: Path, options: tuple[str, ...]) -> None:
+    model = tiny_budgeted(tokenizer=tiny_tokenizer(tmp_path / "words", max_length=64), sizes=SIZES)
+    export(model, tmp_path / "news", budgets=BUDGETS, int8="int8" in options, force=True)
+    precision = "int8" if "int8" in options else "float32"
+    near = 0.03 if "int8" in options else 1e-5  # activations of a batch share a scale: neighbours and padding show
+    with serving(tmp_path / "news", *options) as found, ThreadPoolExecutor(4) as pool:
+        bundle = open_bundle(tmp_path / "news", precision=precision)
+        for budget in BUDGETS:
+            expected = [bundle.predict([text], budget=budget)[0] for text in TEXTS]
+            answers = list(pool.map(lambda text, b=budget: found.predict(text, budget=b), TEXTS))
+            for answer, alone in zip(answers, expected, strict=True):
+                (row,) = answer["predictions"]
+                assert row["label"] == alone.label
+                assert row["confidence"] == pytest.approx(alone.score, abs=near)
+        assert found.events("opened")[0]["worker_kind"] == ("thread" if "thread" in options else "process")
 
 
 def test_a_budget_between_points_gets_the_nearest_below_and_exact_refuses(server: Server) -> None:

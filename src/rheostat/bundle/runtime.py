@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,13 @@ from rheostat.budget import check_budget
 from rheostat.bundle.engines import Arrays, Session, open_session
 from rheostat.bundle.manifest import NEAR, PRECISIONS, BundleInfo, Point, read_bundle_info
 from rheostat.bundle.texts import TextEncoder
-from rheostat.checkpoint import existing_folder
+from rheostat.checkpoint import existing_folder, task_of
+from rheostat.data.options import EMBEDDING, MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKEN_CLASSIFICATION
 from rheostat.errors import BudgetError, OptionError
-from rheostat.predictions import Prediction, interpret
+from rheostat.predictions import Prediction, TaggedText, interpret, interpret_words
 from rheostat.quality import Quality, cheapest_within
+
+TEXT_TASKS = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
 
 
 class Bundle:
@@ -137,19 +141,54 @@ class Bundle:
             OptionError: no tokenizer in the bundle, or not a list of texts.
             BudgetError: see :meth:`point`.
         """
+        self._check_task(TEXT_TASKS, "logits")
+        used = self.point(budget, strict=strict).budget
+        return self._rows(texts, used, batch_size, max(len(self.info.info.labels), 1))
+
+    def encode(
+        self, texts: Sequence[str], *, budget: float = 1.0, batch_size: int = 32, strict: bool = False
+    ) -> NDArray[np.float32]:
+        """Return the vectors of texts, (N, E), in their order; of a bundle of an embedding model.
+
+        Raises:
+            OptionError: a bundle of another task, no tokenizer in it, or not a list of texts.
+            BudgetError: see :meth:`point`.
+        """
+        self._check_task((EMBEDDING,), "encode")
+        prompt = "" if self.info.info.pooling is None else self.info.info.pooling.prompt
+        used = self.point(budget, strict=strict).budget
+        given = [prompt + text if isinstance(text, str) else text for text in texts] if prompt else texts
+        return self._rows(given, used, batch_size, 0)
+
+    def _check_task(self, tasks: Sequence[str], call: str) -> None:
+        """Refuse a call that a model of another task has no answer to."""
+        task = task_of(self.info.info)
+        if task not in tasks:
+            known = "encode" if task == EMBEDDING else "predict"
+            raise OptionError(f"{call} must be of a bundle of task {' or '.join(tasks)}; got {task}. Call {known}")
+
+    def _rows(
+        self, texts: Sequence[str | tuple[str, str]], budget: float, batch_size: int, width: int
+    ) -> NDArray[np.float32]:
+        """Return an answer a text, (N, C), in their order; without texts it is ``width`` wide."""
+        found = np.zeros((0, width), np.float32)
+        for places, encodings, answers in self._answered(texts, budget, batch_size):
+            if not len(found):
+                found = np.empty((len(encodings), answers.shape[1]), np.float32)
+            found[places] = answers
+        return found
+
+    def _answered(
+        self, texts: Sequence[str | tuple[str, str]], budget: float, batch_size: int
+    ) -> Iterator[tuple[list[int], list[Any], NDArray[np.float32]]]:
+        """Yield (places, all encodings, answers) of batches of similar length."""
         if self._encoder is None:
             raise OptionError("the bundle must hold a tokenizer to read texts; it does not. Call run with token ids")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError(f"batch_size must be a whole number, 1 or more; got {batch_size!r}. The default is 32")
-        used = self.point(budget, strict=strict).budget
         encodings = self._encoder.encode(texts)
-        found = np.zeros((0, max(len(self.info.info.labels), 1)), np.float32)
-        for chosen, batch in self._encoder.batches(encodings, batch_size):
-            logits = self.run(batch, budget=used)
-            if not len(found):
-                found = np.empty((len(encodings), logits.shape[1]), np.float32)
-            found[chosen] = logits
-        return found
+        for places, batch in self._encoder.batches(encodings, batch_size):
+            yield places, encodings, self.run(batch, budget=budget)
 
     def predict(
         self,
@@ -159,8 +198,8 @@ class Bundle:
         max_drop: float | None = None,
         batch_size: int = 32,
         strict: bool = False,
-    ) -> list[Prediction]:
-        """Return one prediction a text, in order; its budget is the one that answered.
+    ) -> list[Prediction] | list[TaggedText]:
+        """Return one prediction a text, in order; its budget is the one that answered. Words have labels of their own.
 
         Args:
             texts: Texts or pairs of texts; longer ones are cut at the bundle's longest input.
@@ -177,7 +216,15 @@ class Bundle:
             raise OptionError("budget and max_drop must not both be given; choose one")
         asked = self.within(max_drop) if max_drop is not None else 1.0 if budget is None else budget
         used = self.point(asked, strict=strict).budget
-        return interpret(self.logits(texts, budget=used, batch_size=batch_size), self.info.info, used)
+        if self.info.info.task != TOKEN_CLASSIFICATION:
+            return interpret(self.logits(texts, budget=used, batch_size=batch_size), self.info.info, used)
+        tagged: dict[int, TaggedText] = {}
+        for places, encodings, answers in self._answered(texts, used, batch_size):
+            for place, logits in zip(places, answers, strict=True):
+                row, text = encodings[place], str(texts[place])
+                own = logits[: len(row.ids)]  # padding is on the right
+                tagged[place] = interpret_words(text, own, row.word_ids, row.offsets, self.info.info, used)
+        return [tagged[i] for i in range(len(texts))]
 
 
 def open_bundle(

@@ -1,4 +1,4 @@
-"""`rheostat evaluate | materialize | predict | measure`: what one does with a checkpoint."""
+"""`rheostat evaluate | materialize | predict | encode | measure`: what one does with a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rheostat.budget import DEFAULT_BUDGETS, parse_budgets
-from rheostat.checkpoint import check_replaceable
+from rheostat.checkpoint import check_replaceable, task_of
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
 from rheostat.cli.targeting import AskedSpeed, takes_target
@@ -28,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: rheostat evaluate runs/agnews --data test.csv --budgets 1.0,0.5")(evaluate)
     app.command(epilog="Example: rheostat materialize runs/agnews small --max-drop 0.5")(materialize)
     app.command(epilog="Example: rheostat predict runs/agnews 'Oil prices fall' --budget 0.5")(predict)
+    app.command(epilog="Example: rheostat encode runs/vectors out.npy 'Oil prices fall' --budget 0.5")(encode)
     app.command(epilog="Example: rheostat measure runs/agnews --budgets 1.0,0.5 --batch 1 --length 128")(measure)
 
 
@@ -48,9 +49,10 @@ def evaluate(
     read: Reader,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Score budgets on labelled texts: accuracy, macro F1, and the drop below full with its paired interval.
+    """Score budgets on rows: accuracy, macro F1, and the drop below full with its paired interval.
 
-    A language model reads texts alone, and its budgets get a perplexity; a vision model reads images.
+    A token classifier gets the F1 of entities. Language and embedding models read texts alone, and their budgets get a
+    perplexity, or the cosine to the full model's vectors; a vision model reads images.
     """
     asked = parse_budgets(budgets)
     if form not in EVALUATED_FORMS:
@@ -58,39 +60,18 @@ def evaluate(
     asked = shared.with_target(asked, speed.budget(folder))
     model = shared.load_budgeted(folder)
     asked = shared.in_reach(model, asked)
-    from rheostat.console import stderr
-    from rheostat.data import CAUSAL_LM, Collator, pack_blocks, read_rows, tokenize
-    from rheostat.evaluation import evaluate_budgets
-    from rheostat.language import perplexities
-    from rheostat.preparing import read_labelled_images
+    from rheostat.data import CAUSAL_LM
+    from rheostat.preparing import rows_for
+    from rheostat.scoring import score_rows
     from rheostat.timing import operating_points, vocabulary_note
 
-    task = model.info.task or "single-label"
+    task = task_of(model.info)
     form_chosen: Any = form
-    if model.spec.image_tokens is not None:
-        labelled, collator = read_labelled_images(model, data, read())
-        qualities = evaluate_budgets(model, labelled, collator, asked, form=form_chosen)
-        conditions = {"data": Path(data).name, "images": len(labelled), "form": form}
-        _print_points(operating_points(model, asked, qualities=qualities), conditions, as_json=as_json)
-        return
-    rows, notes = read_rows(data, read(task=task))
-    for note in notes:
-        stderr.print(f"- {note}", markup=False, soft_wrap=True)
-    if model.tokenizer is None:
-        raise OptionError(f"{folder!r} must hold a tokenizer to read texts; it does not. Save the checkpoint with one")
-    length = model.info.max_length or model.tokenizer.model_max_length
-    conditions = {"data": Path(data).name, "rows": len(rows), "form": form}
+    rows, collator, conditions = rows_for(model, data, read(task=task))
+    conditions["form"] = form
     if task == CAUSAL_LM:
-        blocks = pack_blocks(rows, model.tokenizer, length)
-        read_at = perplexities(model, blocks, Collator(model.tokenizer), asked, form=form_chosen)
-        points = operating_points(model, asked, qualities=read_at)
-        conditions |= {"blocks": f"{len(blocks):,} of {length} tokens", "vocabulary": vocabulary_note(model)}
-        _print_points(points, conditions, as_json=as_json)
-        return
-    tokens = tokenize(rows, model.tokenizer, labels=model.info.labels, task=task, max_length=length)
-    stderr.print(f"- {tokens.note()}", markup=False, soft_wrap=True)
-    qualities = evaluate_budgets(model, tokens.dataset, Collator(model.tokenizer), asked, form=form_chosen)
-    points = operating_points(model, asked, qualities=qualities)
+        conditions["vocabulary"] = vocabulary_note(model)
+    points = operating_points(model, asked, qualities=score_rows(model, rows, collator, asked, form=form_chosen))
     _print_points(points, conditions, as_json=as_json)
 
 
@@ -143,14 +124,42 @@ def materialize(
 @takes_target()
 def predict(
     folder: Folder,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, one a line from stdin.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts, or files of images; without any, one a line from stdin.")
+    ] = None,
     budget: shared.Budget = None,
     max_drop: shared.MaxDrop = None,
     *,
     speed: AskedSpeed,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Label texts at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
+    """Label texts or images at a budget (1.0 unless told otherwise); a materialized model has one size of its own."""
+    model, at = _opened(folder, budget, max_drop, speed)
+    lines = texts or [line.rstrip("\r\n") for line in sys.stdin]
+    from rheostat.data.images import open_images
+    from rheostat.families import check_model_type
+
+    reads_images = check_model_type(model.config).image_tokens is not None
+    predictions = model.predict(open_images(lines) if reads_images else lines, **at)
+    if as_json:
+        shared.print_json([{"text": text, **p.to_json()} for text, p in zip(lines, predictions, strict=True)])
+        return
+    from rheostat.predictions import TaggedText
+
+    for text, prediction in zip(lines, predictions, strict=True):
+        if isinstance(prediction, TaggedText):
+            typer.echo(" ".join(f"{word.text}/{word.label}" for word in prediction.words))
+            continue
+        label = "|".join(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
+        typer.echo(f"{label}\t{prediction.score:.4f}\t{text}")
+
+
+def _opened(folder: str, budget: str | None, max_drop: float | None, speed: AskedSpeed) -> tuple[Any, dict[str, float]]:
+    """Return the model of a folder and, where it has a knob, the budget that was asked for: 1.0 by default.
+
+    Raises:
+        OptionError: a choice for a model of one size.
+    """
     shared.needs_training_extra()
     from rheostat.model import BudgetedModel, load
 
@@ -160,20 +169,41 @@ def predict(
     at_target = speed.budget(folder)
     asked = at_target or (1.0 if asked is None and max_drop is None else asked)
     model = load(folder)
-    at: dict[str, float] = {}
     if isinstance(model, BudgetedModel):
-        at["budget"] = shared.chosen_budget(model, asked, max_drop)
-        model.subnet(at["budget"])  # a budget that can't be reached is an error before any text is read
-    elif budget is not None or max_drop is not None:
+        chosen = shared.chosen_budget(model, asked, max_drop)
+        model.subnet(chosen)  # a budget that can't be reached is an error before any text is read
+        return model, {"budget": chosen}
+    if budget is not None or max_drop is not None:
         raise OptionError(f"{folder!r} is a materialized model of one size; --budget and --max-drop do not apply to it")
+    return model, {}
+
+
+@takes_target()
+def encode(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(help="File of the vectors, .npy: float32 (texts, size).")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, one a line from stdin.")] = None,
+    budget: shared.Budget = None,
+    max_drop: shared.MaxDrop = None,
+    *,
+    speed: AskedSpeed,
+) -> None:
+    """Write the vectors of texts at a budget (1.0 unless told otherwise), of an embedding model."""
+    import io
+
+    import numpy as np
+
+    from rheostat.checkpoint import write_whole
+
+    if not out.parent.is_dir() or out.is_dir():
+        raise OptionError(f"out must be a file in a folder that is there; got {str(out)!r}")
+    model, at = _opened(folder, budget, max_drop, speed)
     lines = texts or [line.rstrip("\r\n") for line in sys.stdin]
-    predictions = model.predict(lines, **at)
-    if as_json:
-        shared.print_json([{"text": text, **p.to_json()} for text, p in zip(lines, predictions, strict=True)])
-        return
-    for text, prediction in zip(lines, predictions, strict=True):
-        label = "|".join(prediction.label) if isinstance(prediction.label, tuple) else prediction.label
-        typer.echo(f"{label}\t{prediction.score:.4f}\t{text}")
+    content = io.BytesIO()
+    vectors = model.encode(lines, **at)
+    np.save(content, vectors, allow_pickle=False)
+    write_whole(out, content.getvalue())
+    typer.echo(f"{out}: {vectors.shape[0]:,} vectors of {vectors.shape[1]}")
 
 
 @takes_target(without=("batch", "length", "threads", "runtime"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rheostat.budget import parse_budgets, reachable
+from rheostat.checkpoint import task_of
 from rheostat.cli import options as shared
 from rheostat.cli.reading import Reader, reads_texts
 from rheostat.cli.targeting import AskedSpeed, takes_target
@@ -56,7 +57,7 @@ def export(
         asked = (*asked, min(1.0, math.ceil(at_target * 1e6) / 1e6))  # six digits name a graph; no unit may be lost
     from rheostat.console import stdout
 
-    read_options = read(task=model.info.task or "single-label")
+    read_options = read(task=task_of(model.info))
     info = run(
         model,
         out,

@@ -15,6 +15,8 @@ from rheostat.errors import OptionError
 if TYPE_CHECKING:
     from rheostat.measure import Progress
     from rheostat.model import BudgetedModel
+    from rheostat.qualities import RegressionQuality, Similarity, TagQuality
+    from rheostat.quality import Quality
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 Budgets = Annotated[str, typer.Option(help="Budgets, comma separated: shares of the full cost in (0, 1].")]
@@ -132,8 +134,9 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
     Raises:
         OptionError: both or neither were given, or nothing was evaluated.
     """
+    from rheostat import qualities
     from rheostat.console import stderr
-    from rheostat.quality import Quality, cheapest_within
+    from rheostat.quality import cheapest_within
 
     check_one_given(budget, max_drop)
     if budget is not None or max_drop is None:
@@ -142,15 +145,25 @@ def chosen_budget(model: BudgetedModel, budget: float | None, max_drop: float | 
         raise OptionError(
             "--max-drop must have validation results; the checkpoint has none. Train it with rheostat train"
         )
-    if any("accuracy" not in record for record in model.info.evaluation):
+    scored = [qualities.from_json(record) for record in model.info.evaluation]
+    known = [quality for quality in scored if not isinstance(quality, qualities.Perplexity)]
+    if len(known) < len(scored):
         raise OptionError(
             f"--max-drop must have accuracies; a {model.info.task} checkpoint has perplexities. Pass --budget"
         )
-    best = cheapest_within([Quality.from_json(record) for record in model.info.evaluation], max_drop)
+    best = cheapest_within(known, max_drop)
     stderr.print(
-        f"Budget {best.budget:g}: {best.drop_points:.2f} points below full on {best.rows:,} validation rows "
-        f"(95 % interval {best.drop_low:.2f} to {best.drop_high:.2f}).",
+        f"Budget {best.budget:g}: {_drop_of(best)} on {best.rows:,} validation rows.",
         highlight=False,
         soft_wrap=True,
     )
     return best.budget
+
+
+def _drop_of(best: Quality | TagQuality | RegressionQuality | Similarity) -> str:
+    """Say how far below the full model a budget is."""
+    from rheostat.qualities import Similarity
+
+    if isinstance(best, Similarity):
+        return f"a cosine of {best.cosine:.4f} to the full model's vectors"
+    return f"{best.drop_points:.2f} points below full (95 % interval {best.drop_low:.2f} to {best.drop_high:.2f})"

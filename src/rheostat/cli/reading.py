@@ -38,8 +38,8 @@ OPTIONS: Options = {
         Annotated[
             str | None,
             typer.Option(
-                help="single-label, multi-label or regression, by default detected and stated; or causal-lm, "
-                "which reads texts alone."
+                help="single-label, multi-label or regression, by default detected and stated; token-classification "
+                "(a label a word); causal-lm or embedding, which read texts alone."
             ),
         ],
         None,

@@ -21,14 +21,15 @@ import transformers
 from numpy.typing import NDArray
 
 from rheostat.budget import COMPARED_BUDGETS, check_budget, descending
-from rheostat.checkpoint import is_checkpoint, write_whole
+from rheostat.calibration import CLASSIFICATIONS
+from rheostat.checkpoint import is_checkpoint, task_of, write_whole
 from rheostat.compare.linear import linear_logits
 from rheostat.compare.methods import METHODS, Method, Plan, dense_key
 from rheostat.compare.readings import Answers, Outcome, Reading, readings_of
 from rheostat.compare.table import Line, lines_of
 from rheostat.console import stderr
 from rheostat.cost import CostTable
-from rheostat.data import CAUSAL_LM, Corpus, ReadOptions, read_corpus
+from rheostat.data import Corpus, ReadOptions, read_corpus
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.evaluation import budget_logits
 from rheostat.families import find_spec as architecture_of
@@ -145,8 +146,9 @@ class Comparison:
             raise missing("scikit-learn", "report")
         config = load_config(self.model_name)
         check_reads_texts(config)
-        if read_corpus(self.data, self.read_options).task == CAUSAL_LM:
-            raise OptionError(f"task must be one with labels to compare; got {CAUSAL_LM}. Leave --task out")
+        task = read_corpus(self.data, self.read_options).task
+        if task not in CLASSIFICATIONS:
+            raise OptionError(f"task must be {' or '.join(CLASSIFICATIONS)} to compare; got {task}. Set --task")
         with torch.device("meta"):
             empty = transformers.AutoModelForSequenceClassification.from_config(config)
         length = self.options.sequence_length or LIKELY_LENGTH
@@ -241,7 +243,7 @@ class _SeedRun:
 
     @property
     def task(self) -> str:
-        return self.rows.info.task or "single-label"
+        return task_of(self.rows.info)
 
     @cached_property
     def layer_shares(self) -> tuple[float, ...]:

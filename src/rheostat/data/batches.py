@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 
+NOT_COUNTED = -100  # the label of a token that is not to be predicted, as transformers has it
+
+
 class Collator:
     """Turn rows into tensors, padded to the longest row of the batch.
 
     input_ids, attention_mask and token_type_ids are int64 (B, S). labels are int64 (B,) for class numbers, float32
-    (B,) for regression and float32 (B, C) for several labels a row. teacher_logits, when rows have them, are float32
-    (B, C). Everything else a row has (length, texts) is left out.
+    (B,) for regression, float32 (B, C) for several labels a row and int64 (B, S) for a label a token, padded with
+    NOT_COUNTED. teacher_logits, when rows have them, are float32 (B, C). Everything else a row has (length, texts) is
+    left out.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,13 +51,17 @@ class Collator:
             if name in rows[0]
         }
         if "labels" in rows[0]:
-            labels = np.asarray([row["labels"] for row in rows])  # (B,) or (B, C)
-            kind = np.int64 if np.issubdtype(labels.dtype, np.integer) else np.float32
-            batch["labels"] = torch_module.from_numpy(labels.astype(kind))
+            batch["labels"] = torch_module.from_numpy(self._labels([row["labels"] for row in rows], width))
         if "teacher_logits" in rows[0]:
             logits = np.asarray([row["teacher_logits"] for row in rows], np.float32)  # (B, C)
             batch["teacher_logits"] = torch_module.from_numpy(logits)
         return batch
+
+    def _labels(self, cells: list[Any], width: int) -> npt.NDArray[Any]:
+        if isinstance(cells[0], list) and isinstance(cells[0][0], int):
+            return self._padded(cells, width, NOT_COUNTED)
+        labels = np.asarray(cells)  # (B,) or (B, C)
+        return labels.astype(np.int64 if np.issubdtype(labels.dtype, np.integer) else np.float32)
 
     def _padded(self, cells: list[Any], width: int, fill: int) -> npt.NDArray[np.int64]:
         padded = np.full((len(cells), width), fill, np.int64)  # (B, S)

@@ -10,7 +10,7 @@ from rheostat.data.columns import find_columns, option
 from rheostat.data.decoding import read_head
 from rheostat.data.delimited import BATCH_ROWS
 from rheostat.data.optional import require
-from rheostat.data.options import ReadOptions
+from rheostat.data.options import TOKEN_CLASSIFICATION, ReadOptions
 from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
@@ -50,7 +50,7 @@ class ParquetSource:
                 converted[role] = label_column(column, str(self.path))
             else:
                 self.missing_texts += column.null_count
-                converted[role] = text_column(column, role, str(self.path))
+                converted[role] = _texts(column, role, str(self.path), self.options)
         return converted
 
     def notes(self, labels: frozenset[str]) -> list[str]:
@@ -67,7 +67,7 @@ class HubSource:
 
     def __init__(self, dataset: Any, options: ReadOptions, where: str) -> None:
         """Find the columns; raise DataError when they are not there."""
-        self.where = where
+        self.where, self.options = where, options
         self.names = tuple(dataset.column_names)
         places = find_columns(self.names, options, where)
         self.columns = {role: self.names[place] for role, place in places.items()}
@@ -88,7 +88,7 @@ class HubSource:
                     batch[role] = self._labels(column)
                 else:
                     self.missing_texts += column.null_count
-                    batch[role] = text_column(column, role, self.where)
+                    batch[role] = _texts(column, role, self.where, self.options)
             yield batch
 
     def is_unlabelled(self) -> bool:
@@ -127,6 +127,13 @@ def _class_names(feature: Any) -> list[str] | None:
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
     names = getattr(inner, "names", None)
     return list(names) if names else None
+
+
+def _texts(column: Any, role: str, where: str, options: ReadOptions) -> Any:
+    """Return a column of texts; or of lists of words, where each has a label."""
+    if options.task == TOKEN_CLASSIFICATION and _is_list(column.type):
+        return label_column(column, where)
+    return text_column(column, role, where)
 
 
 def text_column(column: Any, role: str, where: str) -> Any:

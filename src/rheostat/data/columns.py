@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from rheostat.data.options import CAUSAL_LM, DEFAULTS, ReadOptions
+from rheostat.data.options import DEFAULTS, UNLABELLED, ReadOptions
 from rheostat.errors import DataError
 
 _OTHER_DELIMITERS = (";", "\t", "|", ",", ":")
@@ -22,7 +22,7 @@ def roles(options: ReadOptions) -> dict[str, str]:
     wanted = {"text": options.text_column}
     if options.text_pair_column is not None:
         wanted["text_pair"] = options.text_pair_column
-    return wanted if options.task == CAUSAL_LM else {**wanted, "label": options.label_column}
+    return wanted if options.task in UNLABELLED else {**wanted, "label": options.label_column}
 
 
 def find_columns(

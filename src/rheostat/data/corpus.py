@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rheostat.data.checks import shared_rows
 from rheostat.data.columnar import HubSource
 from rheostat.data.optional import require
-from rheostat.data.options import CAUSAL_LM, DEFAULTS, FORMATS, REGRESSION, ReadOptions
+from rheostat.data.options import DEFAULTS, FORMATS, REGRESSION, UNLABELLED, ReadOptions
 from rheostat.data.rows import (
     Rows,
     RowSource,
@@ -184,7 +184,9 @@ def plan_validation(train: Rows, options: ReadOptions, source: str) -> tuple[npt
             f"got {counted(len(dataset), 'row')} and {counted(len(train.counts), 'label')}. "
             "Add rows, or give a validation file"
         )
-    spread = {REGRESSION: "spread over the targets, ", CAUSAL_LM: ""}.get(task, "stratified by label, ")
+    spread = {REGRESSION: "spread over the targets, ", **dict.fromkeys(UNLABELLED, "")}.get(
+        task, "stratified by label, "
+    )
     notes = [
         f"validation: {int(held.sum()):,} of {counted(len(dataset), 'row')} held out (share {share:g}, seed {seed}), "
         f"{spread}repeats on one side"

@@ -203,6 +203,23 @@ def _columns(part: Any, options: ReadOptions, where: str) -> Any:
     return plain.add_column("label", names)
 
 
+def open_images(paths: Sequence[str]) -> list[Any]:
+    """Return the images of files.
+
+    Raises:
+        DataError: one that can't be read.
+    """
+    pillow = require("PIL.Image")
+    found = []
+    for path in paths:
+        try:
+            with pillow.open(path) as image:
+                found.append(image.convert("RGB"))
+        except OSError as error:
+            raise DataError(f"{path!r} must be an image; {error}. Check the path") from None
+    return found
+
+
 def encoded_images(part: Any, labels: Sequence[str], tokens: int) -> Any:
     """Return rows with the columns image, labels (their places) and length, ``tokens`` of every image."""
     places = {name: i for i, name in enumerate(labels)}

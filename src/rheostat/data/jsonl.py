@@ -10,7 +10,7 @@ from typing import Any
 from rheostat.data.columns import find_columns, option, roles
 from rheostat.data.decoding import decode_error, mojibake_note, open_text
 from rheostat.data.delimited import BATCH_CHARS, BATCH_ROWS, Columns
-from rheostat.data.options import ReadOptions
+from rheostat.data.options import TOKEN_CLASSIFICATION, ReadOptions
 from rheostat.data.wording import counted
 from rheostat.errors import DataError
 
@@ -43,7 +43,7 @@ class JsonlSource:
             for role, name in roles(self.options).items():
                 if name not in row:
                     find_columns(tuple(row), self.options, f"{self.path}, line {line}")
-                cell = self._label(line, row[name]) if role == "label" else self._text(line, role, row[name])
+                cell = self._label(line, row[name]) if role == "label" else self._cell(line, role, row[name])
                 columns[role].append(cell)
             chars += len(columns["text"][-1])
             count += 1
@@ -81,6 +81,11 @@ class JsonlSource:
                 f"{self.path}, line {line}: a line must be a JSON object; got {type(row).__name__}. {_ARRAY_REMEDY}"
             )
         return row
+
+    def _cell(self, line: int, role: str, cell: Any) -> str | list[str]:
+        if self.options.task == TOKEN_CLASSIFICATION and isinstance(cell, list):
+            return [self._text(line, role, word) for word in cell]
+        return self._text(line, role, cell)
 
     def _text(self, line: int, role: str, cell: Any) -> str:
         if cell is None:

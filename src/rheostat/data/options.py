@@ -11,8 +11,12 @@ from rheostat.errors import DataError, OptionError
 SINGLE_LABEL = "single-label"
 MULTI_LABEL = "multi-label"
 REGRESSION = "regression"
+TOKEN_CLASSIFICATION = "token-classification"  # a label a word
 CAUSAL_LM = "causal-lm"  # the next token: texts are all there is
-TASKS = (SINGLE_LABEL, MULTI_LABEL, REGRESSION, CAUSAL_LM)
+EMBEDDING = "embedding"  # a vector a text: texts are all there is
+TASKS = (SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKEN_CLASSIFICATION, CAUSAL_LM, EMBEDDING)
+UNLABELLED = (CAUSAL_LM, EMBEDDING)
+SEVERAL_LABELS = (MULTI_LABEL, TOKEN_CLASSIFICATION)  # a row has a list of them
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = {
@@ -22,6 +26,7 @@ FORMATS = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".conll": "conll",
 }
 # A shell makes it hard to type a real tab.
 _SPELLED_DELIMITERS = {"\\t": "\t", "tab": "\t"}
@@ -32,9 +37,9 @@ class ReadOptions:
     """Say how a labelled file is to be read.
 
     `delimiter=None` takes "," for .csv and a tab for .tsv, and checks it against the column names. `task=None` detects
-    the task from the labels and states it; `causal-lm` reads no labels. `label_separator` splits a label cell into
-    several labels. `quotes=False` reads quote characters as plain text. `validation_share` is the share (0 to 1) of the
-    training rows that is held out when no validation file is given.
+    the task from the labels and states it; `causal-lm` and `embedding` read no labels. `label_separator` splits a label
+    cell into several labels. `quotes=False` reads quote characters as plain text. `validation_share` is the share (0 to
+    1) of the training rows that is held out when no validation file is given.
 
     >>> ReadOptions(label_column="topic").label_column
     'topic'
@@ -69,11 +74,11 @@ class ReadOptions:
 
 
 def _check_columns(options: ReadOptions) -> None:
-    names = [options.text_column, *([] if options.task == CAUSAL_LM else [options.label_column])]
+    names = [options.text_column, *([] if options.task in UNLABELLED else [options.label_column])]
     if options.text_pair_column is not None:
-        if options.task == CAUSAL_LM:
+        if options.task in (*UNLABELLED, TOKEN_CLASSIFICATION):
             raise OptionError(
-                f"text_pair_column must be left out with task {CAUSAL_LM}; got {options.text_pair_column!r}: "
+                f"text_pair_column must be left out with task {options.task}; got {options.text_pair_column!r}: "
                 "it reads one text a row. Join them in the file"
             )
         names.append(options.text_pair_column)
@@ -124,7 +129,7 @@ def spelled_delimiter(delimiter: str) -> str:
 
 
 def file_format(path: Path, options: ReadOptions) -> str:
-    """Return "delimited", "jsonl" or "parquet" for a file name; a set delimiter makes any other name delimited."""
+    """Return "delimited", "jsonl", "parquet" or "conll" for a file name; with a set delimiter others are delimited."""
     known = FORMATS.get(path.suffix.lower())
     if known is not None:
         return known

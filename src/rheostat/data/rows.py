@@ -10,13 +10,24 @@ from typing import Any, Protocol
 
 from rheostat.data.checks import TextChecks, check_texts
 from rheostat.data.columnar import ParquetSource
+from rheostat.data.conll import ConllSource
 from rheostat.data.delimited import DelimitedSource
 from rheostat.data.jsonl import JsonlSource
 from rheostat.data.optional import require
-from rheostat.data.options import CAUSAL_LM, DEFAULTS, MULTI_LABEL, REGRESSION, ReadOptions, file_format
+from rheostat.data.options import (
+    DEFAULTS,
+    MULTI_LABEL,
+    REGRESSION,
+    SEVERAL_LABELS,
+    TOKEN_CLASSIFICATION,
+    UNLABELLED,
+    ReadOptions,
+    file_format,
+)
 from rheostat.data.store import open_stored, write_batches
 from rheostat.data.tasks import check_labels, choose_task, convert_labels, label_counts, survey_labels
 from rheostat.data.wording import counted
+from rheostat.data.words import with_words
 from rheostat.errors import DataError, OptionError
 
 _SHOWN_CLASSES = 20
@@ -42,10 +53,10 @@ class RowSource(Protocol):
 class Rows:
     """One part of the data, read and checked."""
 
-    dataset: Any  # datasets.Dataset with text, [text_pair], label; of causal-lm only text
+    dataset: Any  # datasets.Dataset with text, [text_pair], [words], label; of tasks without labels only text
     task: str
     reason: str  # why this task
-    counts: dict[str, int]  # rows of each label, in sorted order; empty for regression and causal-lm
+    counts: dict[str, int]  # rows (or words) of each label, in sorted order; empty where labels are no names
     checks: TextChecks
     names: tuple[str, ...]  # all columns of the source
     formats: tuple[str, ...]  # how each source was understood
@@ -69,12 +80,19 @@ def open_source(path: Path, options: ReadOptions) -> RowSource:
         return JsonlSource(path, options)
     if kind == "parquet":
         return ParquetSource(path, options)
+    if kind == "conll":
+        return ConllSource(path, options)
     return DelimitedSource(path, options)
 
 
 def check_format_options(paths: Sequence[Path], options: ReadOptions) -> None:
     """Refuse options that none of the files would read."""
     kinds = {file_format(path, options) for path in paths}
+    if "conll" in kinds and (len(kinds) > 1 or options.task not in (None, TOKEN_CLASSIFICATION)):
+        raise OptionError(
+            f"task must be {TOKEN_CLASSIFICATION} for CoNLL files, and all files of that kind; got {options.task!r} "
+            f"and {' and '.join(sorted(kinds))}. Leave --task out"
+        )
     if "delimited" not in kinds:
         for name in ("delimiter", "header", "quotes"):
             if getattr(options, name) != getattr(DEFAULTS, name):
@@ -89,7 +107,8 @@ def check_format_options(paths: Sequence[Path], options: ReadOptions) -> None:
 def read_rows(path: str | Path, options: ReadOptions = DEFAULTS) -> tuple[Any, tuple[str, ...]]:
     """Read one labelled file; return its rows as a `datasets.Dataset` and what was found, one line each.
 
-    The dataset has the columns text, [text_pair] and label (str, list of str, or float, as the task has it).
+    The dataset has the columns text, [text_pair] and label (str, list of str, or float, as the task has it); for
+    token-classification also words, and a label of each.
     Raises DataError with the file, the line and what to do when the file can't be read without loss.
     """
     path = Path(path)
@@ -100,12 +119,17 @@ def read_rows(path: str | Path, options: ReadOptions = DEFAULTS) -> tuple[Any, t
 
 def load_rows(sources: Sequence[RowSource], options: ReadOptions, where: str) -> Rows:
     """Read sources into one checked dataset on disk."""
-    stored = write_batches((batch for source in sources for batch in source.batches()), where)
+    if all(isinstance(source, ConllSource) for source in sources):
+        options = with_task(options, TOKEN_CLASSIFICATION)
+    batches: Iterator[dict[str, Any]] = (batch for source in sources for batch in source.batches())
+    if options.task == TOKEN_CLASSIFICATION:
+        batches = with_words(batches, where)
+    stored = write_batches(batches, where)
     raw = open_stored(stored.path)
     formats = tuple(source.format_note() for source in sources)
-    if options.task == CAUSAL_LM:
+    if options.task in UNLABELLED:
         met = tuple(note for source in sources for note in source.notes(frozenset()))
-        return Rows(raw, CAUSAL_LM, "as set", {}, check_texts(raw), sources[0].names, formats, met)
+        return Rows(raw, str(options.task), "as set", {}, check_texts(raw), sources[0].names, formats, met)
     survey = survey_labels(raw)
     task, reason = choose_task(survey, options)
     check_labels(survey, task, options, where)
@@ -140,7 +164,7 @@ def _name_notes(counts: dict[str, int], task: str) -> list[str]:
         )
     for name, alike in _look_alikes(counts):
         found.append(f"labels {alike!r} and {name!r} are different classes: is that meant?")
-    joint = None if task == MULTI_LABEL else _joint(counts)
+    joint = None if task in SEVERAL_LABELS else _joint(counts)
     if joint is not None:
         found.append(f"labels look joined by {joint!r}: for several labels a row use --label-separator {joint!r}")
     return found
@@ -177,7 +201,7 @@ def with_task(options: ReadOptions, task: str) -> ReadOptions:
 
 def check_trainable(rows: Rows, where: str) -> None:
     """Raise DataError when nothing can be learned from the labels: one class only, or all different."""
-    if rows.task in (REGRESSION, CAUSAL_LM):
+    if rows.task in (REGRESSION, *UNLABELLED):
         return
     names = list(rows.counts)
     if not names or (len(names) == 1 and rows.task != MULTI_LABEL):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rheostat.data.checks import Groups
-from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION
+from rheostat.data.options import REGRESSION, SEVERAL_LABELS, UNLABELLED
 from rheostat.data.wording import listed
 
 _BINS = 10
@@ -25,14 +25,14 @@ def strata(dataset: Any, task: str, counts: dict[str, int]) -> Strata:
 
     Rows without labels are all of one.
     """
-    if task == CAUSAL_LM:
+    if task in UNLABELLED:
         return np.zeros(len(dataset), np.int32)
     if task == REGRESSION:
         targets = np.fromiter((target for cells in _label_cells(dataset) for target in cells), np.float64, len(dataset))
         edges = np.quantile(targets, np.linspace(0, 1, _BINS + 1)[1:-1])
         return np.asarray(np.searchsorted(edges, targets, side="right"), np.int32)
     places = {name: place for place, name in enumerate(counts)}
-    if task != MULTI_LABEL:
+    if task not in SEVERAL_LABELS:
         return np.fromiter((places[name] for cells in _label_cells(dataset) for name in cells), np.int32, len(dataset))
     none = len(places)  # the stratum of rows without any label
     rarest = (
@@ -120,11 +120,11 @@ def split_notes(counts: dict[str, int], dataset: Any, held: npt.NDArray[np.bool_
 
 def _count_names(dataset: Any, rows: npt.NDArray[np.bool_], task: str) -> Counter[str]:
     counts: Counter[str] = Counter()
-    if task in (REGRESSION, CAUSAL_LM):
+    if task in (REGRESSION, *UNLABELLED):
         return counts
     start = 0
     for cells in _label_cells(dataset):
         chosen = compress(cells, rows[start : start + len(cells)])
-        counts.update(chain.from_iterable(chosen) if task == MULTI_LABEL else chosen)
+        counts.update(chain.from_iterable(chosen) if task in SEVERAL_LABELS else chosen)
         start += len(cells)
     return counts

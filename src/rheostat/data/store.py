@@ -137,7 +137,7 @@ def _array(column: Any, role: str) -> Any:
     pa = require("pyarrow")
     if not isinstance(column, list):
         return column  # already Arrow
-    is_list = role == "label" and isinstance(column[0], list)
+    is_list = role in ("label", "words") and isinstance(column[0], list)
     return pa.array(column, pa.list_(pa.string()) if is_list else pa.string())
 
 

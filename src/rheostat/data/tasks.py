@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rheostat.data.optional import require
-from rheostat.data.options import CAUSAL_LM, MULTI_LABEL, REGRESSION, SINGLE_LABEL, ReadOptions
+from rheostat.data.options import (
+    MULTI_LABEL,
+    REGRESSION,
+    SEVERAL_LABELS,
+    SINGLE_LABEL,
+    TOKEN_CLASSIFICATION,
+    UNLABELLED,
+    ReadOptions,
+)
 from rheostat.data.store import BLANKS, rewrite_column
 from rheostat.data.wording import counted, listed
 from rheostat.errors import DataError
@@ -120,8 +128,13 @@ def choose_task(survey: LabelSurvey, options: ReadOptions) -> tuple[str, str]:
 
 def check_labels(survey: LabelSurvey, task: str, options: ReadOptions, where: str) -> None:
     """Raise DataError when the labels can't be those of the task."""
-    if survey.is_list and task != MULTI_LABEL:
+    if survey.is_list and task not in SEVERAL_LABELS:
         raise DataError(f"{where}: labels must be one value a row for {task}; got lists. Use --task {MULTI_LABEL}")
+    if task == TOKEN_CLASSIFICATION and "" in survey.counts:
+        raise DataError(
+            f"{where}: labels of words must not be empty; got {counted(survey.counts[''], 'word')} with ''. "
+            "Write O where a word has none"
+        )
     if task == REGRESSION:
         _check_numbers(survey, where)
         return
@@ -201,14 +214,14 @@ def _floats(names: list[str], where: str) -> npt.NDArray[np.float64]:
 
 
 def label_counts(dataset: Any, task: str) -> dict[str, int]:
-    """Return the rows of each label in sorted order of the labels; empty for regression and texts alone."""
-    if task in (REGRESSION, CAUSAL_LM):
+    """Return the rows (or words) of each label in sorted order of the labels; empty for regression and texts alone."""
+    if task in (REGRESSION, *UNLABELLED):
         return {}
     pc = require("pyarrow.compute")
     counts: Counter[str] = Counter()
     for table in dataset.select_columns(["label"]).with_format("arrow").iter(_BATCH_ROWS):
         column = table.column("label").combine_chunks()
-        names = column.flatten() if task == MULTI_LABEL else column
+        names = column.flatten() if task in SEVERAL_LABELS else column
         for pair in pc.value_counts(names).to_pylist():
             counts[pair["values"]] += pair["counts"]
     return dict(sorted(counts.items()))

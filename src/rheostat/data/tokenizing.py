@@ -123,13 +123,7 @@ def tokenize(
     A longer row is cut at `max_length` tokens (of a pair, the longer side first) and counted. Rows without a label
     column come back without labels. Raises DataError that lists labels which are not in `labels`.
     """
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise OptionError(f"max_length must be a whole number of tokens, 1 or larger; got {max_length!r}. Use 512")
-    special = tokenizer.num_special_tokens_to_add("text_pair" in dataset.column_names)
-    if max_length <= special:
-        raise OptionError(
-            f"max_length must be larger than the {special} tokens that the tokenizer adds; got {max_length}. Use 512"
-        )
+    check_token_limit(tokenizer, max_length, pairs="text_pair" in dataset.column_names)
     if "label" in dataset.column_names:
         check_known(dataset, labels, task)
     lengths: list[npt.NDArray[np.int32]] = []
@@ -154,6 +148,17 @@ def tokenize(
         desc="Tokenizing",
     )
     return TokenizedRows(mapped, np.concatenate(lengths) if lengths else np.zeros(0, np.int32), max_length)
+
+
+def check_token_limit(tokenizer: Any, max_length: int, *, pairs: bool = False) -> None:
+    """Raise OptionError when no token of a text would be left."""
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        raise OptionError(f"max_length must be a whole number of tokens, 1 or larger; got {max_length!r}. Use 512")
+    special = tokenizer.num_special_tokens_to_add(pairs)
+    if max_length <= special:
+        raise OptionError(
+            f"max_length must be larger than the {special} tokens that the tokenizer adds; got {max_length}. Use 512"
+        )
 
 
 def _encode_texts(

@@ -16,13 +16,15 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
+from rheostat.answers import answers_of
 from rheostat.architectures import image_shape
 from rheostat.budget import check_budget, descending
 from rheostat.bundle.engines import PIXELS, Arrays, open_session
 from rheostat.bundle.manifest import ENGINES, BundleInfo, Graph, Point, write_bundle_info
-from rheostat.checkpoint import check_replaceable, is_checkpoint, replacing_folder
+from rheostat.calibration import CLASSIFICATIONS
+from rheostat.checkpoint import CheckpointInfo, check_replaceable, is_checkpoint, replacing_folder, task_of
 from rheostat.console import stderr
-from rheostat.data import ReadOptions, token_limit
+from rheostat.data import EMBEDDING, REGRESSION, TOKEN_CLASSIFICATION, ReadOptions, token_limit
 from rheostat.errors import CheckpointError, OptionError, missing
 from rheostat.export.graphs import build_graph
 from rheostat.export.operators import fused_operators, operators_of
@@ -73,6 +75,11 @@ def export(
     source = _checked_model(model)
     if source.spec.image_tokens is not None and (validate is not None or int8):
         raise OptionError("validate and int8 must be left out of a bundle that reads images: only texts are read here")
+    if task_of(source.info) not in (*CLASSIFICATIONS, REGRESSION) and (validate is not None or int8):
+        raise OptionError(
+            f"validate and int8 must be left out of a bundle of task {source.info.task}: they are for classifiers of "
+            "texts"
+        )
     chosen = _checked_budgets(budgets, source.floor)
     with replacing_folder(out) as folder:
         tokenizer = _write_tokenizer(source, folder)
@@ -154,7 +161,7 @@ def _write_float32(
     shown = track(budgets, "Exporting", console=stderr, transient=True) if stderr.is_terminal else budgets
     for budget in shown:
         small = model.materialize(budget).eval().float().cpu()
-        expected.append([torch_logits(small, inputs, len(model.info.labels)) for inputs in examples])
+        expected.append([torch_answers(small, inputs, model.info) for inputs in examples])
         graph = build_graph(small, model.spec, names, fused=engine == "onnx")
         own = model.corrections is not None and budget < 1.0
         weights.share(graph, own_vectors=own, own_prefix=f"{budget:g}/")
@@ -207,21 +214,25 @@ def _point(model: BudgetedModel, folder: Path, engine: str, budget: float) -> Po
     )
 
 
-def torch_logits(model: Any, inputs: Arrays, classes: int) -> NDArray[np.float32]:
-    """Return the logits (B, C) of a model on the CPU.
+def torch_answers(model: Any, inputs: Arrays, info: CheckpointInfo) -> NDArray[np.float32]:
+    """Return what a model answers on the CPU: logits (B, C), of tokens (B, S, C), or vectors (B, E).
 
     Raises:
-        OptionError: a model without one row of logits a text.
+        OptionError: a model that does not give one row of logits a text, or a token where these are labelled.
     """
+    given = {name: torch.from_numpy(array) for name, array in inputs.items()}
     with torch.inference_mode():
-        output = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.dim() != 2 or (classes and logits.shape[1] not in (1, classes)):
-        raise OptionError(
-            f"model must give one row of logits a text, one a label, to become a bundle; {type(model).__name__} does "
-            "not. Export a sequence classifier"
-        )
-    found: NDArray[np.float32] = logits.numpy()
+        output = model(**given)
+    task = task_of(info)
+    if task != EMBEDDING:
+        logits = getattr(output, "logits", None)
+        rank = 3 if task == TOKEN_CLASSIFICATION else 2
+        if logits is None or logits.dim() != rank or (info.labels and logits.shape[-1] not in (1, len(info.labels))):
+            raise OptionError(
+                f"model must give one row of logits a text, one a label, to become a bundle; {type(model).__name__} "
+                "does not. Export a classifier or an embedding model"
+            )
+    found: NDArray[np.float32] = answers_of(output, given, info).numpy()
     return found
 
 

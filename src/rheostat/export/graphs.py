@@ -19,8 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function
 from transformers.pytorch_utils import Conv1D
 
+from rheostat.answers import answers_of
 from rheostat.architectures import ArchitectureSpec, SubLayerSpec, image_shape
 from rheostat.bundle.engines import PIXELS
+from rheostat.checkpoint import CheckpointInfo
 
 OPSET = 20  # the first with Gelu as an operator
 ATTENTION = "rheostat_export"
@@ -156,17 +158,19 @@ class ColumnLinear(nn.Module):
         return found if self.bias is None else found + self.bias
 
 
-class _Logits(nn.Module):
-    """Token arrays or pixels in, logits out; its parameters keep their names behind ``model.``."""
+class _Answers(nn.Module):
+    """Token arrays or pixels in, answers out; its parameters keep their names behind ``model.``."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.model, self.names = model, names
+        self.info: CheckpointInfo = model.rheostat.info  # type: ignore[assignment, union-attr]
 
     def forward(self, first: Tensor, second: Tensor | None = None, third: Tensor | None = None) -> Tensor:
-        inputs = dict(zip(self.names, (first, second, third), strict=False))
-        logits: Tensor = self.model(**inputs).logits
-        return logits
+        inputs = {
+            name: given for name, given in zip(self.names, (first, second, third), strict=False) if given is not None
+        }
+        return answers_of(self.model(**inputs), inputs, self.info)
 
 
 def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fused: bool) -> onnx.ModelProto:
@@ -200,7 +204,7 @@ def build_graph(model: Any, spec: ArchitectureSpec, names: Sequence[str], *, fus
     with warnings.catch_warnings(), quiet_logger("torch.onnx"), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         program = torch.onnx.export(
-            _Logits(model, names).eval(),
+            _Answers(model, names).eval(),
             example,
             dynamo=True,
             input_names=list(names),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rheostat.bundle.engines import Session, open_session
 from rheostat.bundle.manifest import BundleInfo, Graph, Point
+from rheostat.checkpoint import task_of
 from rheostat.console import stderr
 from rheostat.errors import OptionError
 from rheostat.export.int8 import METHODS, Arrays, Method, methods_for, quantized
@@ -170,7 +171,7 @@ def _scored(folder: Path, info: BundleInfo, point: Point, rows: ValidationRows, 
     graph = point.graphs["int8"]
     found = rows.logits(_opened(folder, info, graph.file))
     quality = quality_of(point.budget, found, logits[1.0], rows, info.info)
-    same = agreement(found, logits[point.budget], info.info.task or "single-label")
+    same = agreement(found, logits[point.budget], task_of(info.info))
     scored = _with_graph(point, "int8", replace(graph, quality=quality.to_json(), agreement=same))
     stderr.print(
         f"- int8 ({graph.method}) at {point.budget:g}: accuracy {100 * quality.accuracy:.2f} %, {_drop(scored):+.2f} "

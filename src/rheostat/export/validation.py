@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rheostat.bundle.engines import Session
 from rheostat.bundle.texts import Batch, TextEncoder
-from rheostat.checkpoint import CheckpointInfo
+from rheostat.checkpoint import CheckpointInfo, task_of
 from rheostat.data import ReadOptions, encode_labels, read_rows
 from rheostat.errors import DataError, OptionError
 from rheostat.evaluation import class_predictions, score_budgets
@@ -81,7 +81,7 @@ def read_validation(
     """
     if tokenizer is None:
         raise OptionError("a bundle must hold a tokenizer to be validated on texts; the checkpoint has none")
-    task = info.task or "single-label"
+    task = task_of(info)
     if task == "regression":
         raise OptionError("task must be a classification to be validated; got regression. Leave --validate out")
     rows, _ = read_rows(source, options or ReadOptions(task=task))

@@ -69,7 +69,7 @@ def read_content(path: str | os.PathLike[str], *, comparison: str | os.PathLike[
     if not isinstance(model, BudgetedModel):
         raise OptionError(f"{str(folder)!r} must be a budgeted checkpoint; it has one size. Report on the whole model")
     refuse_top_k(model.selection)
-    if any("accuracy" not in record for record in model.info.evaluation):
+    if any("macro_f1" not in record for record in model.info.evaluation):
         raise OptionError(f"{str(folder)!r} must be a classifier to report on it; it is a {model.info.task} checkpoint")
     if all(record["budget"] != FULL_BUDGET for record in model.info.evaluation):
         raise OptionError(

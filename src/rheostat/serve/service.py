@@ -17,8 +17,10 @@ import numpy as np
 
 from rheostat.budget import check_budget
 from rheostat.bundle.manifest import BundleInfo, read_bundle_info
+from rheostat.bundle.runtime import TEXT_TASKS
 from rheostat.bundle.texts import TextEncoder
 from rheostat.certify import read_certificates
+from rheostat.checkpoint import task_of
 from rheostat.errors import BudgetError, BusyError, CheckpointError, OptionError, RheostatError
 from rheostat.measure import environment
 from rheostat.predictions import Prediction, interpret
@@ -83,6 +85,9 @@ class Service:
         self.info: BundleInfo = read_bundle_info(folder)
         if self.info.tokenizer is None:
             raise OptionError(f"{str(folder)!r} must hold a tokenizer to serve texts; it does not. Export it with one")
+        task = task_of(self.info.info)
+        if task not in TEXT_TASKS:
+            raise OptionError(f"the bundle must be of task {', '.join(TEXT_TASKS)} to be served; it is of {task}")
         held = [p.budget for p in self.info.points if settings.precision in p.graphs]
         if not held:
             raise OptionError(

@@ -11,12 +11,13 @@ import torch
 from rich.progress import track
 from torch.nn import functional as F
 
+from rheostat.answers import counted_answers, model_inputs
 from rheostat.console import stderr
+from rheostat.data.options import CAUSAL_LM
 from rheostat.errors import OptionError
-from rheostat.losses import model_inputs, next_tokens
 from rheostat.model import BudgetedModel, Form
 from rheostat.modes import evaluating
-from rheostat.quality import Perplexity
+from rheostat.qualities import Perplexity
 
 
 def perplexities(
@@ -65,7 +66,8 @@ def _perplexity(
         for start in starts:
             chosen = range(start, min(start + batch_size, len(rows)))
             batch = {name: tensor.to(model.device) for name, tensor in collator(list(rows.select(chosen))).items()}
-            logits, labels = next_tokens(view(**model_inputs(batch), use_cache=False).logits, batch["labels"])
+            output = view(**model_inputs(batch), use_cache=False)
+            logits, labels = counted_answers(CAUSAL_LM, output.logits, batch["labels"])
             total += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
             tokens += len(labels)
     loss = total / max(tokens, 1)
