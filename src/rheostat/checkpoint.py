@@ -62,6 +62,11 @@ class CheckpointInfo:
         part = (budget - low) / (high - low)
         return math.exp((1.0 - part) * math.log(values[above - 1]) + part * math.log(values[above]))
 
+    @property
+    def prompt(self) -> str:
+        """What goes before every text that an embedding model reads; nothing for other tasks."""
+        return "" if self.pooling is None else self.pooling.prompt
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
         return {

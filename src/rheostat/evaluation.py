@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from rheostat.modes import evaluating
 from rheostat.quality import Quality, quality_at
 
 Forward = Callable[..., Any]
+NO_ROWS = "rows to evaluate must not be empty; got none. Check the data file"
 
 
 def collect_logits(
@@ -46,23 +47,79 @@ def collect_logits(
         batch_size: Rows a batch; rows of similar length go together.
         title: Shown beside a progress bar; None shows none.
     """
+    logits: NDArray[np.float32] | None = None
+    for batch in answered(forward, rows, collator, device=device, info=info, batch_size=batch_size, title=title):
+        found = batch.answers.float().cpu().numpy()  # (B, C)
+        if logits is None:
+            logits = np.empty((len(rows), found.shape[1]), dtype=np.float32)
+        logits[batch.ids] = found
+    if logits is None:
+        raise OptionError(NO_ROWS)
+    return logits
+
+
+@dataclass(frozen=True)
+class AnsweredBatch:
+    """Some rows and what a model answered.
+
+    Attributes:
+        ids: Their places.
+        columns: Their columns, as the data set has them.
+        tensors: What the collator made of them, on the model's device.
+        answers: See :func:`rheostat.answers.answers_of`.
+    """
+
+    ids: list[int]
+    columns: dict[str, list[Any]]
+    tensors: dict[str, torch.Tensor]
+    answers: torch.Tensor
+
+
+def answered(
+    forward: Forward,
+    rows: Any,
+    collator: Any,
+    *,
+    device: torch.device,
+    info: CheckpointInfo | None = None,
+    batch_size: int = 64,
+    title: str | None = None,
+    **options: Any,
+) -> Iterator[AnsweredBatch]:
+    """Yield the batches of rows with their answers; for the arguments see :func:`collect_logits`.
+
+    Rows of similar length go together, those of one length in their order. ``options`` are given to ``forward`` too.
+    """
     batches = length_buckets(rows["length"], batch_size)
     shows_bar = title is not None and stderr.is_terminal  # elsewhere it would leave an empty line
     shown = track(batches, str(title), console=stderr, transient=True) if shows_bar else batches
-    logits: NDArray[np.float32] | None = None
-    with torch.inference_mode():
-        for ids in shown:
-            columns = rows[ids]
-            batch = collator([{name: values[i] for name, values in columns.items()} for i in range(len(ids))])
-            inputs = {name: tensor.to(device) for name, tensor in model_inputs(batch).items()}
-            answers = answers_of(forward(**inputs), inputs, info or CheckpointInfo())  # (B, C)
-            found = answers.float().cpu().numpy()
-            if logits is None:
-                logits = np.empty((len(rows), found.shape[1]), dtype=np.float32)
-            logits[ids] = found
-    if logits is None:
-        raise OptionError("rows to evaluate must not be empty; got none. Check the data file")
-    return logits
+    for ids in shown:
+        columns = rows[ids]
+        batch = collator([{name: values[i] for name, values in columns.items()} for i in range(len(ids))])
+        tensors = {name: tensor.to(device) for name, tensor in batch.items()}
+        inputs = model_inputs(tensors)
+        with torch.inference_mode():
+            answers = answers_of(forward(**inputs, **options), inputs, info or CheckpointInfo())
+        yield AnsweredBatch(ids, columns, tensors, answers)
+
+
+def view_at(model: BudgetedModel, budget: float, form: Form) -> torch.nn.Module:
+    """Return the view of a budget for reading; soft gates are computed with their graph, as in training."""
+    with nullcontext() if form == "soft" else torch.inference_mode():
+        return model.at(budget, form=form)
+
+
+def check_scored(model: BudgetedModel, rows: Any, budgets: Sequence[float]) -> None:
+    """Refuse what can't be scored, before anything runs.
+
+    Raises:
+        BudgetError: a budget that can't be reached.
+        OptionError: no rows.
+    """
+    for budget in budgets:
+        model.subnet(budget)
+    if not len(rows):
+        raise OptionError(NO_ROWS)
 
 
 def budget_logits(
@@ -77,10 +134,14 @@ def budget_logits(
 ) -> NDArray[np.float32]:
     """Return the logits of every row at a budget, (N, C), in eval mode; the model's mode is put back."""
     with evaluating(model):
-        with nullcontext() if form == "soft" else torch.inference_mode():
-            view = model.at(budget, form=form)
         return collect_logits(
-            view, rows, collator, device=model.device, info=model.info, batch_size=batch_size, title=title
+            view_at(model, budget, form),
+            rows,
+            collator,
+            device=model.device,
+            info=model.info,
+            batch_size=batch_size,
+            title=title,
         )
 
 
@@ -127,8 +188,7 @@ def grid_logits(
     Raises:
         BudgetError: a budget that can't be reached, before anything runs.
     """
-    for budget in budgets:
-        model.subnet(budget)
+    check_scored(model, rows, budgets)
     return {
         budget: budget_logits(
             model,

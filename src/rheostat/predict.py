@@ -127,8 +127,7 @@ def encode_texts(
     """
     if task_of(info) != EMBEDDING:
         raise OptionError(f"encode gives vectors, and a model of task {task_of(info)} has none. Call predict")
-    prompt = "" if info.pooling is None else info.pooling.prompt
-    given = [prompt + text if isinstance(text, str) else text for text in _checked(texts)]
+    given = [info.prompt + text if isinstance(text, str) else text for text in _checked(texts)]
     found = np.zeros((len(given), int(getattr(config, "hidden_size", 0))), np.float32)
     for chosen, _, vectors in _answered(answers, tokenizer, info, given, device, config, batch_size):
         found[chosen] = torch.stack(vectors).numpy()

@@ -155,7 +155,7 @@ class Bundle:
             BudgetError: see :meth:`point`.
         """
         self._check_task((EMBEDDING,), "encode")
-        prompt = "" if self.info.info.pooling is None else self.info.info.pooling.prompt
+        prompt = self.info.info.prompt
         used = self.point(budget, strict=strict).budget
         given = [prompt + text if isinstance(text, str) else text for text in texts] if prompt else texts
         return self._rows(given, used, batch_size, 0)

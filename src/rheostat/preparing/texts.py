@@ -83,9 +83,8 @@ def tokenized(rows: Any, tokenizer: Any, info: CheckpointInfo) -> Any:
     length = int(info.max_length or tokenizer.model_max_length)
     if info.task == TOKEN_CLASSIFICATION:
         return tokenize_words(rows, word_tokenizer(tokenizer), labels=info.labels, max_length=length)
-    if info.pooling is not None and info.pooling.prompt:
-        prompt = info.pooling.prompt
-        rows = rows.map(lambda row: {"text": prompt + row["text"]}, load_from_cache_file=False)
+    if info.prompt:
+        rows = rows.map(lambda row: {"text": info.prompt + row["text"]}, load_from_cache_file=False)
     return tokenize(rows, tokenizer, labels=info.labels, task=str(info.task), max_length=length)
 
 

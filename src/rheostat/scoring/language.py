@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
-import torch
-from rich.progress import track
 from torch.nn import functional as F
 
-from rheostat.answers import counted_answers, model_inputs
-from rheostat.console import stderr
+from rheostat.answers import counted_answers
 from rheostat.data.options import CAUSAL_LM
-from rheostat.errors import OptionError
+from rheostat.evaluation import answered, check_scored, view_at
 from rheostat.model import BudgetedModel, Form
 from rheostat.modes import evaluating
 from rheostat.qualities import Perplexity
@@ -45,10 +41,7 @@ def perplexities(
         BudgetError: a budget that can't be reached, before anything runs.
         OptionError: no rows.
     """
-    for budget in budgets:
-        model.subnet(budget)
-    if not len(rows):
-        raise OptionError("rows to evaluate must not be empty; got none. Check the data file")
+    check_scored(model, rows, budgets)
     with evaluating(model):
         return [_perplexity(model, rows, collator, budget, form, batch_size, progress) for budget in budgets]
 
@@ -56,19 +49,18 @@ def perplexities(
 def _perplexity(
     model: BudgetedModel, rows: Any, collator: Any, budget: float, form: Form, batch_size: int, progress: bool
 ) -> Perplexity:
-    starts: Any = range(0, len(rows), batch_size)
-    if progress and stderr.is_terminal:
-        starts = track(starts, f"Evaluating budget {budget:g}", console=stderr, transient=True)
+    title = f"Evaluating budget {budget:g}" if progress else None
+    told: dict[str, Any] = {
+        "device": model.device,
+        "info": model.info,
+        "batch_size": batch_size,
+        "title": title,
+        "use_cache": False,
+    }
     total, tokens = 0.0, 0
-    with nullcontext() if form == "soft" else torch.inference_mode():
-        view = model.at(budget, form=form)
-    with torch.inference_mode():
-        for start in starts:
-            chosen = range(start, min(start + batch_size, len(rows)))
-            batch = {name: tensor.to(model.device) for name, tensor in collator(list(rows.select(chosen))).items()}
-            output = view(**model_inputs(batch), use_cache=False)
-            logits, labels = counted_answers(CAUSAL_LM, output.logits, batch["labels"])
-            total += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
-            tokens += len(labels)
+    for batch in answered(view_at(model, budget, form), rows, collator, **told):
+        logits, labels = counted_answers(CAUSAL_LM, batch.answers, batch.tensors["labels"])
+        total += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+        tokens += len(labels)
     loss = total / max(tokens, 1)
     return Perplexity(budget, math.exp(min(loss, 700.0)), loss, tokens)  # of more than exp(709) there is no float

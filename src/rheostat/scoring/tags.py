@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from rich.progress import track
 
-from rheostat.answers import model_inputs
-from rheostat.console import stderr
-from rheostat.data import length_buckets
 from rheostat.data.tagging import NO_TOKEN
 from rheostat.entities import OUTSIDE, check_entities, entities_of, names_entities
-from rheostat.errors import OptionError
+from rheostat.evaluation import answered, check_scored, view_at
 from rheostat.model import BudgetedModel, Form
 from rheostat.modes import evaluating
 from rheostat.qualities import TagQuality
@@ -50,10 +44,7 @@ def tag_qualities(
         OptionError: no rows.
         MissingDependencyError: labels name entities, and seqeval is not installed.
     """
-    for budget in budgets:
-        model.subnet(budget)
-    if not len(rows):
-        raise OptionError("rows to evaluate must not be empty; got none. Check the data file")
+    check_scored(model, rows, budgets)
     names = model.info.labels
     check_entities(names)
     counts = {}
@@ -68,23 +59,16 @@ def _predicted(
     model: BudgetedModel, rows: Any, collator: Any, budget: float, form: Form, batch_size: int, progress: bool
 ) -> list[list[int]]:
     """Return the number of every word's label, a row at a time; NO_TOKEN where a word has no token."""
-    batches: Any = length_buckets(rows["length"], batch_size)
-    if progress and stderr.is_terminal:
-        batches = track(batches, f"Evaluating budget {budget:g}", console=stderr, transient=True)
-    with nullcontext() if form == "soft" else torch.inference_mode():
-        view = model.at(budget, form=form)
+    title = f"Evaluating budget {budget:g}" if progress else None
+    told: dict[str, Any] = {"device": model.device, "info": model.info, "batch_size": batch_size, "title": title}
     found: list[list[int]] = [[] for _ in range(len(rows))]
-    with torch.inference_mode():
-        for ids in batches:
-            columns = rows[ids]
-            batch = collator([{name: values[i] for name, values in columns.items()} for i in range(len(ids))])
-            inputs = {name: tensor.to(model.device) for name, tensor in model_inputs(batch).items()}
-            chosen = view(**inputs).logits.argmax(dim=-1).cpu().numpy()  # (B, S)
-            width = chosen.shape[1]
-            for row, (place, starts) in enumerate(zip(ids, columns["starts"], strict=True)):
-                # padding may be on the left
-                shift = width - len(columns["input_ids"][row]) if int(batch["attention_mask"][row, 0]) == 0 else 0
-                found[place] = [NO_TOKEN if start == NO_TOKEN else int(chosen[row, start + shift]) for start in starts]
+    for batch in answered(view_at(model, budget, form), rows, collator, **told):
+        chosen = batch.answers.argmax(dim=-1).cpu().numpy()  # (B, S)
+        width, mask = chosen.shape[1], batch.tensors["attention_mask"]
+        for row, (place, starts) in enumerate(zip(batch.ids, batch.columns["starts"], strict=True)):
+            # padding may be on the left
+            shift = width - len(batch.columns["input_ids"][row]) if int(mask[row, 0]) == 0 else 0
+            found[place] = [NO_TOKEN if start == NO_TOKEN else int(chosen[row, start + shift]) for start in starts]
     return found
 
 
